@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,14 @@ from dragoman.bundle.reader import (
 )
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
+from dragoman.config.directions import parse_directions
 from dragoman.errors import BundleError, ConfigError
 from dragoman.models.block_rules import count_layers
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_meta_model
+from dragoman.storage.atomic import read_regular
 from dragoman.storage.tensor_files import read_header
+from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers
 
 
@@ -42,6 +45,7 @@ class Bundle:
         self.card, self.manifest, self.golden = contents.card, contents.manifest, contents.golden
         self.calibration = contents.calibration
         self._device, self._check = torch.device(device), check
+        self._text_files = contents.text_files
 
     @classmethod
     def load(
@@ -67,6 +71,17 @@ class Bundle:
             check_golden(model.to(device), self.tokenizers, self.golden, path)
         return model.to(self._device)
 
+    @functools.cached_property
+    def identifier(self) -> LanguageIdentifier | None:
+        """The classifier of source languages of a multilingual model; None for others."""
+        return read_identifier(self.path / layout.TEXT, self._text_files)
+
+    @property
+    def default_target(self) -> str | None:
+        """The target language of the first direction of a multilingual model; None for others."""
+        directions = parse_directions(self.config.data.directions)
+        return directions[0].target if directions else None
+
     @property
     def parameters(self) -> int:
         """The number of parameters in the manifest; 0 if it has none."""
@@ -75,6 +90,15 @@ class Bundle:
     def manifest_fields(self) -> Mapping[str, Any]:
         """Return the manifest without its file list: release, parameters and further fields."""
         return listed_fields(self.manifest)
+
+
+def read_identifier(folder: Path, names: Collection[str]) -> LanguageIdentifier | None:
+    """Read the language classifier of a folder of text files; None if it is not in `names`."""
+    if layout.LANGUAGE_ID not in names:
+        return None
+    path = folder / layout.LANGUAGE_ID
+    limit = layout.MAX_FILE_BYTES[f"{layout.TEXT}/{layout.LANGUAGE_ID}"]
+    return LanguageIdentifier.from_bytes(read_regular(path, limit), str(path))
 
 
 def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:

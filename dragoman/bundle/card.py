@@ -10,6 +10,7 @@ from pathlib import PurePath
 from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
+from dragoman.config.directions import list_languages, parse_directions
 from dragoman.evaluate.confidence import ConfidenceMap
 
 TASK_TITLES = {
@@ -69,12 +70,20 @@ def write_card(
 ) -> str:
     """Return the card as Markdown with YAML front matter."""
     src, tgt = config.data.src_lang, config.data.tgt_lang
-    title = card.title or (f"Translator from {src} to {tgt}" if src and tgt else "Translator")
+    title = card.title or (
+        f"Multilingual translator: {', '.join(config.data.directions)}"
+        if config.data.directions
+        else f"Translator from {src} to {tgt}"
+        if src and tgt
+        else "Translator"
+    )
     limits = ["Quality drops on text unlike the training data.", *card.limits]
     use = (
         "from dragoman import Translator\n\n"
         'print(Translator.load("this directory").translate(["…"]))'
     )
+    if directions := parse_directions(config.data.directions):
+        use = use.replace('["…"]', f'["…"], target_language="{directions[0].target}"')
     if config.task == TRANSLATE:
         limits.insert(
             0,
@@ -133,7 +142,9 @@ def _describe_confidence(calibration: ConfidenceMap) -> str:
 
 def _front_matter(card: Card, config: Config) -> str:
     """Return the YAML front matter: languages and licence, if known."""
-    languages = [each for each in (config.data.src_lang, config.data.tgt_lang) if each]
+    languages = list_languages(config.data.directions) or [
+        each for each in (config.data.src_lang, config.data.tgt_lang) if each
+    ]
     tag = PIPELINE_TAGS.get(config.task, "other")  # as on the Hugging Face hub
     lines = ["---", "library_name: dragoman", f"pipeline_tag: {tag}"]
     lines += ["language:", *(f"- {_quote_yaml(each)}" for each in languages)] if languages else []

@@ -15,6 +15,7 @@ MANIFEST_KIND = "dragoman bundle"
 WEIGHTS, CONFIG, GOLDEN, CARD = "weights.safetensors", "config.json", "golden.json", "card.md"
 CALIBRATION = "calibration.json"  # of the confidence; not in every bundle
 TEXT = "text"
+LANGUAGE_ID = "language_id.npy"  # in TEXT
 TEXT_FILES = (
     "shared.model",
     "source.model",
@@ -22,6 +23,7 @@ TEXT_FILES = (
     "source.pieces.json",
     "target.pieces.json",
     "text.json",
+    LANGUAGE_ID,  # of translation models with several source languages
     # of tasks other than translation
     "words.json",
     "characters.json",

@@ -7,7 +7,7 @@ same weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +29,29 @@ _MAX_CASES, _MAX_TOKENS = 16, 512
 _MAX_LOG_PROB = 1e30  # larger values are rejected
 
 
+class GoldenInput(NamedTuple):
+    """An input of the golden vectors; its target language for a multilingual model."""
+
+    text: str
+    target_language: str = ""
+
+
+def encode_golden(tokenizers: Tokenizers, text: str, target_language: str) -> list[int]:
+    """Return the source tokens of a golden input, its language tag included."""
+    src = tokenizers.src.tagged(target_language) if target_language else tokenizers.src
+    return src.encode(text)[:_MAX_TOKENS]
+
+
 def make_golden(
-    model: EncoderDecoder, tokenizers: Tokenizers, inputs: Sequence[str]
+    model: EncoderDecoder, tokenizers: Tokenizers, inputs: Sequence[str | GoldenInput]
 ) -> dict[str, Any]:
     """Return golden vectors of a few inputs: greedy search in float32 on the CPU."""
     cases = []
     longest = _max_case_tokens(model)
-    for text in list(inputs)[:_MAX_CASES] or DEFAULT_INPUTS:
-        src = tokenizers.src.encode(text)[:_MAX_TOKENS]
+    default_language = next(iter(tokenizers.src.tag_ids), "")
+    for given in list(inputs)[:_MAX_CASES] or DEFAULT_INPUTS:
+        text, language = (given, default_language) if isinstance(given, str) else given
+        src = encode_golden(tokenizers, text, language)
         if not 0 < len(src) <= longest:
             continue
         with torch.inference_mode():
@@ -50,6 +65,7 @@ def make_golden(
         cases.append(
             {
                 "input": text,
+                **({"target_language": language} if language else {}),
                 "src": src,
                 "tgt": best.tokens,
                 "finished": best.finished,
@@ -77,6 +93,13 @@ def check_golden(
 ) -> None:
     """Raise CorruptError, naming the file `where`, if tokens or log-probabilities differ now."""
     cases = read_golden_cases(golden, len(tokenizers.src), len(tokenizers.tgt), where)
+    languages = {case.get("target_language", "") for case in cases} - {""}
+    if unknown := languages - set(tokenizers.src.tag_ids):
+        raise BundleError(
+            f"{where} must name languages of the vocabulary",
+            found=f"{min(unknown)!r:.80}",
+            fix="copy the model directory again",
+        )
     for number, case in enumerate(cases, start=1):
         _check_text(case, tokenizers, f"{where}, case {number} ({case['input']!r:.60})")
     device = next(model.parameters()).device
@@ -119,7 +142,7 @@ def has_discrete_attention(model: EncoderDecoder) -> bool:
 
 def _check_text(case: Mapping[str, Any], tokenizers: Tokenizers, where: str) -> None:
     """Raise CorruptError unless the tokenizers still give the same tokens and text."""
-    tokens = tokenizers.src.encode(case["input"])[:_MAX_TOKENS]
+    tokens = encode_golden(tokenizers, case["input"], case.get("target_language", ""))
     output = tokenizers.tgt.decode(case["tgt"])
     for what, expected, found in (
         ("tokens", case["src"], tokens),
@@ -173,6 +196,7 @@ def _case_problem(case: Any, src_size: int, tgt_size: int) -> str:
         isinstance(case["input"], str)
         and isinstance(case["output"], str)
         and isinstance(case["finished"], bool)
+        and isinstance(case.get("target_language", ""), str)
     ):
         return "text or flag of another type"
     for name, size in (("src", src_size), ("tgt", tgt_size)):

@@ -20,7 +20,7 @@ from dragoman._version import __version__
 from dragoman.bundle import format as layout
 from dragoman.bundle.bundle import build_loaded_model
 from dragoman.bundle.card import Card, write_card
-from dragoman.bundle.golden import make_golden
+from dragoman.bundle.golden import GoldenInput, make_golden
 from dragoman.bundle.task_bundle import (
     build_loaded_task_model,
     make_task_golden,
@@ -36,6 +36,7 @@ from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, 
 from dragoman.storage.disk import os_errors_converted, require_writable
 from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask
+from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, save_tokenizers
 
 _LEFTOVER_PATTERN = re.compile(re.escape(layout.TEMPORARY_PREFIX) + r"\d+-[0-9a-f]{8}")
@@ -48,15 +49,17 @@ def write_bundle(
     tokenizers: Tokenizers,
     weights: Mapping[str, Tensor],
     card: Card | str | None = None,
-    golden: Sequence[str] = (),
+    golden: Sequence[str | GoldenInput] = (),
+    identifier: LanguageIdentifier | None = None,
     manifest_fields: Mapping[str, Any] | None = None,
     calibration: ConfidenceMap | None = None,
 ) -> None:
     """Write a bundle into a directory, replacing an existing one.
 
-    `golden` are the inputs of the golden vectors. `card` is the contents of the model card or its
-    whole text. `manifest_fields` are added to the manifest, for `dragoman info`. `calibration` is
-    that of the confidence with these weights. Corpus files are recorded by base name only.
+    `golden` are the inputs of the golden vectors. `identifier` detects the source language of a
+    multilingual model. `card` is the contents of the model card or its whole text.
+    `manifest_fields` are added to the manifest, for `dragoman info`. `calibration` is that of the
+    confidence with these weights. Corpus files are recorded by base name only.
     """
     config = strip_directories(config)
     weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
@@ -65,6 +68,9 @@ def write_bundle(
     with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
         save_tokenizers(tokenizers, Path(folder))
         text_files = {each.name: each.read_bytes() for each in sorted(Path(folder).iterdir())}
+    if identifier is not None:
+        text_files[layout.LANGUAGE_ID] = identifier.to_bytes()
+    directions = {"directions": list(config.data.directions)} if config.data.directions else {}
     _write_bundle(
         Path(path),
         config=config,
@@ -73,7 +79,7 @@ def write_bundle(
         card=card,
         golden=make_golden(model, tokenizers, golden),
         text_files=text_files,
-        manifest_fields=manifest_fields or {},
+        manifest_fields={**(manifest_fields or {}), **directions},
         calibration=calibration,
     )
 

@@ -229,7 +229,19 @@ def build_command(app: typer.Typer) -> Any:
     """Return the command of an app with its help texts reformatted."""
     command = typer.main.get_command(app)
     _reformat_help(command)
+    for each in getattr(command, "commands", {}).get("train", command).params:
+        if each.name in train.TRIPLE_OPTIONS:
+            _take_triples(each)
     return command
+
+
+def _take_triples(option: Any) -> None:
+    """Make a repeatable option take three values each time; the command gets all in one list.
+
+    typer declares options of several values, and repeatable ones, but not both at once.
+    """
+    option.nargs = 3
+    option.process_value = lambda _, value: [part for triple in value or () for part in triple]
 
 
 def _reformat_help(command: Any) -> None:

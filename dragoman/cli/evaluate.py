@@ -15,11 +15,13 @@ from dragoman.cli.options import (
     BundleArgument,
     DeviceOption,
     EngineOption,
+    FromOption,
     JsonOption,
     LengthPenaltyOption,
     LowercaseOption,
     TargetLanguageOption,
     TokenizeOption,
+    ToOption,
 )
 from dragoman.cli.output import print_json, print_note, print_result, print_table
 from dragoman.cli.progress import progress, track
@@ -48,6 +50,8 @@ def evaluate(
         Path | None,
         typer.Option(help="Reference translations, not tokenized.", show_default=False),
     ] = None,
+    to: ToOption = None,
+    from_: FromOption = None,
     tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",
@@ -78,6 +82,7 @@ def evaluate(
 
     if read_task(model) != "translate":
         translation = {"--src": src, "--ref": ref, "--beam": beam, "--tokenize": tokenize}
+        translation |= {"--to": to, "--from": from_}
         _evaluate_task(
             model,
             test or [],
@@ -121,6 +126,8 @@ def evaluate(
         "length_penalty": length_penalty,
         "batch_size": batch_size,
         "return_scores": False,
+        "target_language": to,
+        "source_language": from_,
     }
     started = time.monotonic()
     given = {name: value for name, value in options.items() if value is not None}
@@ -131,7 +138,10 @@ def evaluate(
     if hyp:
         with open_output(hyp) as file:
             file.writelines(f"{text}\n" for text in texts)
-    language = tgt_lang or translator.config.data.tgt_lang
+    languages = {each.target_language for each in translations}
+    # That of the model, or of the direction if all sentences have the same.
+    detected = languages.pop() if len(languages) == 1 else ""
+    language = tgt_lang or detected or translator.config.data.tgt_lang
     with progress("scoring"):
         scores = score_translations(
             texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language

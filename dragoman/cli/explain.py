@@ -14,9 +14,11 @@ from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, ope
 from dragoman.cli.options import (
     BeamOption,
     DeviceOption,
+    FromOption,
     JsonOption,
     LengthPenaltyOption,
     TextFieldOption,
+    ToOption,
     check_model,
 )
 from dragoman.cli.output import print_note, print_text
@@ -77,6 +79,8 @@ def explain(
     ] = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
+    to: ToOption = None,
+    from_: FromOption = None,
     prefix: Annotated[
         str,
         typer.Option(help="Forced prefix of the output.", rich_help_panel=_SEARCH_PANEL),
@@ -170,6 +174,8 @@ def explain(
         "reference": reference or None,
         "off": off.split(",") if off else None,
         "attribution": attribution,
+        "target_language": to,
+        "source_language": from_,
     }
     given = {name: value for name, value in options.items() if value is not None}
     _check_task(model, given | ({"branches": branches} if branches else {}))
@@ -254,15 +260,17 @@ def _check_task(model: Path, given: dict[str, Any]) -> None:
     from dragoman.bundle.format import read_task
 
     task = read_task(model)
+    languages = {"target_language": "to", "source_language": "from"}
     allowed = {
-        "translate": {"beam", "length_penalty", "prefix", "reference", "branches"},
+        "translate": {"beam", "length_penalty", "prefix", "reference", "branches", *languages},
         "language": {"prefix"},
     }.get(task, set())
-    for name in ("beam", "length_penalty", "prefix", "reference", "branches"):
+    for name in ("beam", "length_penalty", "prefix", "reference", "branches", *languages):
         if name in given and name not in allowed:
+            option = languages.get(name, name.replace("_", "-"))
             raise ConfigError(
                 [
-                    f"--{name.replace('_', '-')} is for translation models; found a model of the "
+                    f"--{option} is for translation models; found a model of the "
                     f"task {task:.40}; leave it out"
                 ]
             )

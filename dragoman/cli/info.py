@@ -67,6 +67,7 @@ def _json_values(bundle: Bundle | TaskBundle) -> dict[str, Any]:
         own = {
             "src_lang": config.data.src_lang,
             "tgt_lang": config.data.tgt_lang,
+            "directions": list(config.data.directions),
             "encoder": list(config.model.encoder),
             "decoder": list(config.model.decoder),
             "shared_vocabulary": tokenizers.shared_vocab,
@@ -137,7 +138,9 @@ def _task_rows(bundle: TaskBundle) -> dict[str, Any]:
 def _translator_rows(bundle: Bundle) -> dict[str, Any]:
     """Return the rows about a translation model."""
     config, tokenizers = bundle.config, bundle.tokenizers
-    languages = " to ".join(each or "?" for each in (config.data.src_lang, config.data.tgt_lang))
+    languages = ", ".join(config.data.directions) or " to ".join(
+        each or "?" for each in (config.data.src_lang, config.data.tgt_lang)
+    )
     vocabulary = (
         f"{len(tokenizers.src):,} shared"
         if tokenizers.shared_vocab

@@ -181,6 +181,24 @@ ShortlistOption = Annotated[
         callback=check_texts,
     ),
 ]
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="LANGUAGE",
+        help="Target language, such as en, of a model of several directions.",
+        show_default=False,
+    ),
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="LANGUAGE",
+        help="Source language of a model of several directions; detected by default.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 BeamOption = Annotated[
     int | None,

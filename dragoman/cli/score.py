@@ -13,6 +13,7 @@ from dragoman.cli.corpus_options import open_corpus
 from dragoman.cli.options import (
     BatchSizeOption,
     DeviceOption,
+    FromOption,
     JsonOption,
     ModelOption,
     PairsOption,
@@ -22,6 +23,7 @@ from dragoman.cli.options import (
     SrcLangOption,
     TgtFieldOption,
     TgtLangOption,
+    ToOption,
 )
 from dragoman.cli.output import format_count, print_json, print_note, print_result
 from dragoman.cli.progress import is_terminal, progress
@@ -46,6 +48,8 @@ def score(
     tgt_field: TgtFieldOption = "",
     src_lang: SrcLangOption = "",
     tgt_lang: TgtLangOption = "",
+    to: ToOption = None,
+    from_: FromOption = None,
     normalize: Annotated[
         bool, typer.Option("--normalize", help="Print the mean over the tokens instead of the sum.")
     ] = False,
@@ -89,7 +93,11 @@ def score(
         lines = _iter_pairs(corpus)
         while window := list(itertools.islice(lines, WINDOW_PAIRS)):
             found = translator.score(
-                [pair.src for pair in window], [pair.tgt for pair in window], batch_size=batch_size
+                [pair.src for pair in window],
+                [pair.tgt for pair in window],
+                batch_size=batch_size,
+                source_language=from_,
+                target_language=to,
             )
             for pair, one in zip(window, found, strict=True):
                 _print_pair_score(pair, one, normalize=normalize, json=json)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dragoman.config import Config
     from dragoman.runs.output_directory import OutputDirectory
 
+TRIPLE_OPTIONS = ("pair", "valid_pair")  # options of three values each time
 _DATA_PANEL, _SETTINGS_PANEL, _RUN_PANEL = "Data", "Settings", "Run"
 
 
@@ -57,6 +58,33 @@ def train(
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pair",
+            metavar="LANGUAGES FILE FILE",
+            help="Two aligned files of a multilingual model and their languages: --pair de-en "
+            "text.de text.en. May be repeated.",
+            rich_help_panel=_DATA_PANEL,
+        ),
+    ] = None,
+    valid_pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--valid-pair",
+            metavar="LANGUAGES FILE FILE",
+            help="Validation set of a multilingual model: languages and files.",
+            rich_help_panel=_DATA_PANEL,
+        ),
+    ] = None,
+    both_directions: Annotated[
+        bool,
+        typer.Option(
+            "--both-directions",
+            help="Train in both directions of every --pair.",
+            rich_help_panel=_DATA_PANEL,
+        ),
+    ] = False,
     train_files: Annotated[
         list[str] | None,
         typer.Option(
@@ -204,10 +232,17 @@ def train(
         for path, value in named.items()
         if value
     ]
+    given = {"--src": src, "--tgt": tgt, "--pairs": pairs, "--train": train_files}
+    overrides += _pair_overrides(
+        pair or [],
+        valid_pair or [],
+        both_directions=both_directions,
+        others=[name for name, value in given.items() if value],
+    )
     if budget:
         overrides.append(f"train.time_budget={parse_duration(budget)}")
     overrides += set_ or []
-    data_named = bool(src or tgt or pairs or train_files)
+    data_named = bool(src or tgt or pairs or train_files or pair)
     _start_training(
         out,
         task=task,
@@ -219,6 +254,55 @@ def train(
         resume=resume,
         dry_run=dry_run,
     )
+
+
+def _pair_overrides(
+    pair: list[str], valid_pair: list[str], *, both_directions: bool, others: list[str]
+) -> list[str]:
+    """Return the settings of --pair, --valid-pair and --both-directions, as overrides."""
+    from dragoman.config.directions import parse_direction
+
+    if not pair:
+        if wrong := "--both-directions" if both_directions else "--valid-pair" * bool(valid_pair):
+            raise ConfigError(
+                [f"{wrong} goes with --pair; found it alone; name files by --pair de-en FILE FILE"]
+            )
+        return []
+    if others:
+        raise ConfigError(
+            [
+                f"--pair names the files of a multilingual model; found {others[0]} too; give "
+                "every file by --pair"
+            ]
+        )
+    directions = list[str]()
+    for languages in pair[::3]:
+        parsed = parse_direction(languages)
+        if parsed is None:
+            raise ConfigError(
+                [
+                    "--pair must begin with two languages joined by a hyphen, such as de-en; "
+                    f"found {languages!r:.60}; write --pair de-en FILE FILE"
+                ]
+            )
+        directions += [str(parsed), *([str(parsed.reverse)] if both_directions else [])]
+    values: dict[str, list[str]] = {
+        "data.src": pair[1::3],
+        "data.tgt": pair[2::3],
+        "data.languages": pair[::3],
+        "data.valid_src": valid_pair[1::3],
+        "data.valid_tgt": valid_pair[2::3],
+        "data.valid_languages": valid_pair[::3],
+        "data.directions": list(dict.fromkeys(directions)),
+    }
+    return [
+        "text.language_tags=true",
+        *(
+            f"{path}={escape_json_controls(json.dumps(value, ensure_ascii=False))}"
+            for path, value in values.items()
+            if value
+        ),
+    ]
 
 
 def _start_training(
@@ -287,7 +371,7 @@ def _start_training(
     if not (output_dir.has_run or named or generated):
         raise ConfigError(
             [
-                "training needs a corpus; found neither --src and --tgt nor --pairs; "
+                "training needs a corpus; found neither --src and --tgt nor --pairs nor --pair; "
                 "see dragoman train --help"
             ]
         )

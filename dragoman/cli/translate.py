@@ -25,11 +25,13 @@ from dragoman.cli.options import (
     BeamOption,
     DeviceOption,
     EngineOption,
+    FromOption,
     JsonOption,
     LengthPenaltyOption,
     ModelOption,
     PrecisionOption,
     ShortlistOption,
+    ToOption,
 )
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
@@ -44,6 +46,13 @@ if TYPE_CHECKING:
 NOTES_SHOWN = 3
 _SAMPLING_PANEL = "Sampling"
 _MBR_PANEL = "Minimum Bayes risk decoding"
+_OPTIONAL_FIELDS = (  # left out if empty
+    "constraints",
+    "utility",
+    "confidence",
+    "source_language",
+    "target_language",
+)
 _ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
@@ -78,6 +87,8 @@ def translate(
             help="File to write instead of standard output, atomically at the end.",
         ),
     ] = None,
+    to: ToOption = None,
+    from_: FromOption = None,
     beam: BeamOption = None,
     nbest: Annotated[
         int,
@@ -183,7 +194,8 @@ def translate(
     a model without cross-attention), alternatives: the --nbest translations, best
     first, constraints, if there are any, with --mbr the expected utility, and
     confidence, the probability that the translation is good, if the model has a
-    calibration.
+    calibration. A model of several directions adds source_language, detected unless
+    --from names it, and target_language.
     """
     sampling = {
         "temperature": temperature,
@@ -229,6 +241,8 @@ def translate(
         "mbr": mbr,
         "samples": samples,
         "constraints": constraints,
+        "target_language": to,
+        "source_language": from_,
         **given,
     }
 
@@ -363,9 +377,7 @@ def to_plain_dict(translation: Translation) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
-        if (field.name == "constraints" and not value) or (
-            field.name in ("utility", "confidence") and value is None
-        ):
+        if field.name in _OPTIONAL_FIELDS and value in (None, "", (), []):
             continue
         if field.name == "alternatives":
             values[field.name] = [

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 
 from dragoman.config.aliases import RENAMED_SETTINGS, SETTING_BY_SYNONYM
 from dragoman.config.classify import ClassifyConfig
+from dragoman.config.directions import (
+    direction_problems,
+    file_language_problems,
+    parse_directions,
+)
 from dragoman.config.language import LanguageConfig
 from dragoman.config.model import ModelConfig
 from dragoman.config.pairs import PairsConfig
@@ -63,6 +68,11 @@ class TextConfig:
     )
     bpe_dropout: float = setting(
         0.0, "BPE-dropout: probability of skipping a merge in training.", at_least=0.0, at_most=0.9
+    )
+    language_tags: bool = setting(
+        False,
+        "Whether sources begin with the target language's tag, a token such as <2en> (Johnson et "
+        "al. 2017).",
     )
     lowercase: bool = setting(False, "Whether words and characters are lowercased.")
     min_count: int = setting(
@@ -142,6 +152,23 @@ class DataConfig:
     tgt_lang: str = setting(
         "", "Target language code, such as zh or ja-JP; for the model card and BLEU's tokenizer."
     )
+    directions: tuple[str, ...] = setting(
+        (),
+        "Translation directions of a multilingual model, such as [de-en, en-de]; empty for one.",
+    )
+    languages: tuple[str, ...] = setting(
+        (), "Languages of each file pair of a multilingual model, such as [de-en, fr-en]."
+    )
+    valid_languages: tuple[str, ...] = setting(
+        (), "Languages of each validation file pair of a multilingual model."
+    )
+    direction_temperature: float = setting(
+        1.0,
+        "Sampling of directions: 1 in proportion to their sizes, above 1 more evenly "
+        "(Arivazhagan et al. 2019).",
+        at_least=1.0,
+        at_most=1000.0,
+    )
     max_length: int = setting(
         200,
         "Longest training sentence in tokens; longer pairs are skipped and counted.",
@@ -165,6 +192,38 @@ class DataConfig:
             yield from _corpus_problems(
                 prefix, {name: file_names(value) for name, value in named.items()}
             )
+            yield from self._direction_problems(prefix)
+        yield from direction_problems("data.directions", self.directions)
+        if len(set(self.directions)) < len(self.directions):
+            yield (
+                "data.directions must name each direction once; found "
+                f"{', '.join(self.directions)}; leave out what is there twice"
+            )
+
+    def _direction_problems(self, prefix: str) -> Iterator[str]:
+        """Yield inconsistencies between directions and the files of one corpus."""
+        languages = getattr(self, f"{prefix}languages")
+        if not self.directions:
+            if languages:
+                yield (
+                    f"data.{prefix}languages is for multilingual models; found "
+                    f"{', '.join(languages)} without data.directions; name those too"
+                )
+            return
+        files = max(len(file_names(getattr(self, prefix + name))) for name in ("src", "pairs"))
+        yield from file_language_problems(prefix, languages, files, self.directions)
+        if files and not prefix:
+            covered = {
+                str(each)
+                for given in parse_directions(languages)
+                for each in (given, given.reverse)
+            }
+            missing = [each for each in self.directions if each not in covered]
+            if missing and len(languages) == files:
+                yield (
+                    "data.directions must be those of the training files; found no file for "
+                    f"{', '.join(missing)}; add --pair {missing[0]} FILE FILE"
+                )
 
 
 # Settings of `data` that name corpus files.
@@ -366,6 +425,21 @@ class Config:
             yield (
                 "text.lowercase=true is for other tasks than translation; "
                 f"found task {self.task}; lowercase the files"
+            )
+        if self.text.language_tags != bool(self.data.directions):
+            found = (
+                "no data.directions"
+                if self.text.language_tags
+                else f"data.directions={list(self.data.directions)} without it"
+            )
+            yield (
+                "text.language_tags is for models with data.directions and needed by them; found "
+                f"{found}; use --pair de-en FILE FILE, which sets both"
+            )
+        if self.text.language_tags and not self.text.shared_vocab:
+            yield (
+                "text.language_tags needs one vocabulary for all languages; found "
+                "text.shared_vocab=false; set text.shared_vocab=true"
             )
         if self.model.tie_embeddings == "all" and not self.text.shared_vocab:
             # Separate vocabularies of equal size would tie the embeddings of unrelated tokens.

@@ -294,11 +294,18 @@ def _encode_with_dropout(
     draws: Sequence[CounterRNG],
     max_length: int | None,
 ) -> list[list[int]]:
-    """Tokenize one side again with BPE-dropout; the text is decoded from the stored tokens."""
+    """Tokenize one side again with BPE-dropout; the text is decoded from the stored tokens.
+
+    A language tag, which has no text, stays the first token.
+    """
     texts = tokenizer.decode_batch(rows)
+    tags = set(tokenizer.tag_ids.values())
     found = [
-        tokenizer.encode_with_dropout(text, dropout=dropout, generator=draw)
-        for text, draw in zip(texts, draws, strict=True)
+        [
+            *(int(each) for each in row[:1] if int(each) in tags),
+            *tokenizer.encode_with_dropout(text, dropout=dropout, generator=draw),
+        ]
+        for row, text, draw in zip(rows, texts, draws, strict=True)
     ]
     if max_length is None:
         return found

@@ -8,11 +8,12 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config.config import DataConfig, file_names
+from dragoman.config.directions import Direction, parse_direction
 from dragoman.data.file_stream import DecompressionLimits, FileStream
 from dragoman.data.line_reader import BadLine, read_line_blocks
 from dragoman.data.misalignment import Misalignment, find_misalignment, line_features
@@ -35,6 +36,7 @@ class SentencePair(NamedTuple):
     number: int
     src: str
     tgt: str
+    direction: str = ""  # such as de-en, in a multilingual corpus
 
 
 class BadPair(NamedTuple):
@@ -273,6 +275,53 @@ class TabularCorpus(Corpus):
         return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 
+class DirectedCorpus(Corpus):
+    """A corpus in one of its two directions: the pairs of de-en, or swapped those of en-de."""
+
+    def __init__(self, corpus: Corpus, direction: Direction, *, swapped: bool) -> None:
+        super().__init__(max_line_bytes=corpus.max_line_bytes, on_bad_line=corpus.on_bad_line)
+        self._corpus, self.direction, self._swapped = corpus, direction, swapped
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of the corpus."""
+        return self._corpus.files
+
+    @property
+    def streams(self) -> list[FileStream]:
+        """The open streams of the corpus."""
+        return self._corpus.streams
+
+    @streams.setter
+    def streams(self, streams: list[FileStream]) -> None:
+        """Ignore the assignment: the corpus itself opens its streams."""
+
+    def describe_line(self, number: int) -> int | str:
+        """Return the position of a pair in the corpus."""
+        return self._corpus.describe_line(number)
+
+    def fraction_read(self) -> float:
+        """Return the fraction of the corpus read so far."""
+        return self._corpus.fraction_read()
+
+    def layout(self) -> dict[str, object]:
+        """Return the layout of the corpus, its direction and whether its sides are swapped."""
+        return {
+            **self._corpus.layout(),
+            "direction": [str(self.direction), self._swapped],
+        }
+
+    def records(self) -> Iterator[SentencePair | BadPair]:
+        """Yield the pairs with their direction."""
+        direction = str(self.direction)
+        for record in self._corpus.records():
+            if isinstance(record, BadPair):
+                yield record
+            else:
+                sides = (record.tgt, record.src) if self._swapped else (record.src, record.tgt)
+                yield SentencePair(record.number, *sides, direction)
+
+
 class ConcatCorpus(Corpus):
     """Several corpora in order; pairs are numbered through."""
 
@@ -346,6 +395,34 @@ def _is_valid_text(text: str) -> bool:
 
 def build_corpus(config: DataConfig, part: str) -> Corpus:
     """Return the corpus of a configuration, for `train` or `valid`."""
+    if config.directions:
+        return build_directed_corpus(config, part)
+    parts = build_file_corpora(config, part)
+    return parts[0] if len(parts) == 1 else ConcatCorpus(parts)
+
+
+def build_directed_corpus(
+    config: DataConfig, part: str, select: Callable[[Corpus], Corpus] = lambda corpus: corpus
+) -> ConcatCorpus:
+    """Return the corpus of a multilingual model, one part for each file pair and direction.
+
+    `select` chooses pairs of each file pair, so that both directions have the same.
+    """
+    languages = config.languages if part == "train" else config.valid_languages
+    parts = list[Corpus]()
+    # Opened once for each use: a part has its own streams.
+    for number in range(len(build_file_corpora(config, part))):
+        given = parse_direction(languages[number])
+        assert given is not None, "languages were validated with the configuration"
+        for direction in (given, given.reverse):
+            if str(direction) in config.directions:
+                corpus = select(build_file_corpora(config, part)[number])
+                parts.append(DirectedCorpus(corpus, direction, swapped=direction != given))
+    return ConcatCorpus(parts)
+
+
+def build_file_corpora(config: DataConfig, part: str) -> list[Corpus]:
+    """Return a corpus for each file pair, or file of pairs, of a configuration."""
     prefix = {"train": "", "valid": "valid_"}[part]
     src, tgt, pairs = (
         file_names(getattr(config, prefix + name)) for name in ("src", "tgt", "pairs")
@@ -367,4 +444,4 @@ def build_corpus(config: DataConfig, part: str) -> Corpus:
     parts += [
         ParallelFiles(Path(one), Path(other), **limits) for one, other in zip(src, tgt, strict=True)
     ]
-    return parts[0] if len(parts) == 1 else ConcatCorpus(parts)
+    return parts

@@ -8,7 +8,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -100,7 +100,7 @@ def build_store(
         staged_directory(final, f"store-{_host_id()}", publish=_publish_if_absent) as temporary,
     ):
         with contextlib.ExitStack() as stack:
-            writer = _StoreWriter(temporary, corpus, tokenizers, data.max_length, stack)
+            writer = _StoreWriter(temporary, corpus, tokenizers, data, stack)
             _encode_corpus(writer, corpus, tokenizers, progress, workers)
             files = writer.finish()
         report = writer.report
@@ -113,6 +113,8 @@ def build_store(
                 fix="check the files and data.max_length",
             )
         fields = {"key": key, "id_bytes": writer.id_bytes, "report": dataclasses.asdict(report)}
+        if data.directions:
+            fields["directions"] = list(data.directions)
         write_manifest(temporary, files, fields)
 
 
@@ -163,7 +165,8 @@ def _chain_releasing(first: list[TextBlock], rest: Iterator[TextBlock]) -> Itera
 
 def _text_blocks(corpus: Corpus, report: StoreReport) -> Iterator[TextBlock]:
     """Yield blocks of good pairs; pairs skipped before encoding are counted here."""
-    block = TextBlock([], [], [])
+    directions = list[str]()
+    block = TextBlock([], [], [], directions)
     for record in corpus.records():
         report.read += 1
         if isinstance(record, BadPair):
@@ -179,9 +182,12 @@ def _text_blocks(corpus: Corpus, report: StoreReport) -> Iterator[TextBlock]:
             block.line_numbers.append(record.number)
             block.src.append(record.src)
             block.tgt.append(record.tgt)
+            if record.direction:
+                directions.append(record.direction)
             if len(block.line_numbers) == BLOCK_PAIRS:
                 yield block
-                block = TextBlock([], [], [])
+                directions = []
+                block = TextBlock([], [], [], directions)
     if block.line_numbers:
         yield block
 
@@ -194,18 +200,20 @@ class _StoreWriter:
         folder: Path,
         corpus: Corpus,
         tokenizers: Tokenizers,
-        max_length: int,
+        data: DataConfig,
         stack: contextlib.ExitStack,
     ) -> None:
+        self._directions = {name: number for number, name in enumerate(data.directions)}
+        self._tags = tokenizers.src.tag_ids
         names = [
             f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")
-        ] + ["numbers"]
+        ] + ["numbers", *(["directions"] if data.directions else [])]
         self._files: dict[str, IO[bytes]] = {
             name: stack.enter_context((folder / name).open("xb")) for name in names
         }
         self._hashes = {name: hashlib.sha256() for name in names}
         self._ends = {"src": 0, "tgt": 0}
-        self._corpus, self._max_length = corpus, max_length
+        self._corpus, self._max_length = corpus, data.max_length
         self.id_bytes = 2 if max(map(len, tokenizers)) <= 1 << 16 else 4
         self.report = StoreReport()
         for side in ("src", "tgt"):
@@ -213,11 +221,14 @@ class _StoreWriter:
 
     def add(self, block: TextBlock, src: EncodedTexts, tgt: EncodedTexts) -> None:
         """Append the pairs of a block that are within the length limit."""
-        keep = (src.lengths <= self._max_length) & (tgt.lengths <= self._max_length)
-        keep &= (src.lengths > 0) & (tgt.lengths > 0)
+        has_text = (src.lengths > 0) & (tgt.lengths > 0)
+        if block.directions:
+            src = self._tag_sources(src, block.directions)
+        keep = (src.lengths <= self._max_length) & (tgt.lengths <= self._max_length) & has_text
         for index in np.flatnonzero(~keep).tolist():
-            empty = not src.lengths[index] or not tgt.lengths[index]
-            reason = "with an empty side" if empty else f"over {self._max_length} tokens"
+            reason = (
+                "with an empty side" if not has_text[index] else f"over {self._max_length} tokens"
+            )
             self.report.record_skipped(
                 reason, self._corpus.describe_line(block.line_numbers[index])
             )
@@ -233,6 +244,15 @@ class _StoreWriter:
         self.report.src_tokens, self.report.tgt_tokens = self._ends["src"], self._ends["tgt"]
         self.report.pairs += int(keep.sum())
         self._write("numbers", np.asarray(block.line_numbers, np.uint64)[keep])
+        if block.directions:
+            numbers = [self._directions[each] for each in block.directions]
+            self._write("directions", np.asarray(numbers, np.uint16)[keep])
+
+    def _tag_sources(self, src: EncodedTexts, directions: Sequence[str]) -> EncodedTexts:
+        """Return the sources with the tag of each one's target language as first token."""
+        tags = [self._tags[each.rpartition("-")[2]] for each in directions]
+        starts = np.cumsum(src.lengths, dtype=np.int64) - src.lengths
+        return EncodedTexts(np.insert(src.ids, starts, tags), src.lengths + np.uint32(1))
 
     def finish(self) -> dict[str, FileRecord]:
         """Flush the files to the disk and return their manifest records."""

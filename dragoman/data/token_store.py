@@ -6,6 +6,8 @@ The key is a hash of everything that decides the contents.
     src.offsets, tgt.offsets    uint64: start of each sentence, and the end of the last
     src.lengths, tgt.lengths    uint16: tokens of each sentence, without BOS and EOS
     numbers                     uint64: the corpus line of each pair
+    directions                  uint16: the direction of each pair, an index of the manifest's list;
+                                multilingual corpora only, whose sources begin with a language tag
     manifest.json               sizes and SHA-256 of these, the key and the report; written last
 """
 
@@ -57,7 +59,17 @@ class TokenStore:
         self.src_lengths: NDArray[np.uint16] = self._map("src.lengths", np.uint16, self._count)
         self.tgt_lengths: NDArray[np.uint16] = self._map("tgt.lengths", np.uint16, self._count)
         self.line_numbers: NDArray[np.uint64] = self._map("numbers", np.uint64, self._count)
-        for name in ("src.lengths", "tgt.lengths", "src.offsets", "tgt.offsets", "numbers"):
+        self.direction_names: list[str] = list(manifest.get("directions", ()))
+        has_directions = ["directions"] if self.direction_names else []
+        self.directions: NDArray[np.uint16] = (  # indices of `direction_names`, or empty
+            self._map("directions", np.uint16, self._count)
+            if has_directions
+            else np.zeros(0, np.uint16)
+        )
+        for name in (
+            *("src.lengths", "tgt.lengths", "src.offsets", "tgt.offsets", "numbers"),
+            *has_directions,
+        ):
             self._verify_once(name)
 
     @classmethod
@@ -123,6 +135,13 @@ class TokenStore:
     def __len__(self) -> int:
         """Return the number of pairs."""
         return self._count
+
+    def direction_examples(self) -> dict[str, NDArray[np.int64]]:
+        """Return the pairs of each direction, by its name; empty without directions."""
+        return {
+            name: np.flatnonzero(self.directions == number)
+            for number, name in enumerate(self.direction_names)
+        }
 
     def pair(self, index: int) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]:
         """Return the source and target token ids of a pair, without BOS and EOS."""
@@ -200,6 +219,7 @@ def store_key(corpus: Corpus, digests: list[str], tokenizers: Tokenizers, data: 
         "max_length": data.max_length,
         "max_line_bytes": corpus.max_line_bytes,
         "on_bad_line": corpus.on_bad_line,
+        **({"directions": list(data.directions)} if data.directions else {}),
     }
     return hashlib.sha256(canonical_json(inputs)).hexdigest()
 

@@ -31,6 +31,7 @@ class TextBlock(NamedTuple):
     line_numbers: list[int]
     src: list[str]
     tgt: list[str]
+    directions: Sequence[str] = ()  # of each pair, in a multilingual corpus
 
 
 class EncodedTexts(NamedTuple):

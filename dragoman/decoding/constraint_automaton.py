@@ -127,9 +127,10 @@ class OutputVocabulary:
     def of(cls, tokenizer: Tokenizer) -> OutputVocabulary:
         """Return the vocabulary of a tokenizer."""
         texts = list[str | bytes | None]()
+        tags = set(tokenizer.tag_ids.values())
         for number, token in enumerate(tokenizer.tokens(range(len(tokenizer)))):
             byte = _BYTE_TOKEN.fullmatch(token)
-            if number < 4:
+            if number < 4 or number in tags:
                 texts.append(None)
             else:
                 texts.append(bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE_MARK, " "))

@@ -7,7 +7,7 @@ import math
 import torch
 
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import golden_log_probs, read_golden_cases
+from dragoman.bundle.golden import encode_golden, golden_log_probs, read_golden_cases
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest
@@ -94,7 +94,8 @@ def check_golden_vectors(subject: ModelUnderTest) -> Measurement:
     if not cases:
         raise NotApplicableError("there are no golden sentences")
     for case in cases:
-        tokens = tokenizers.src.encode(case["input"])[: len(case["src"])]
+        language = case.get("target_language", "")
+        tokens = encode_golden(tokenizers, case["input"], language)[: len(case["src"])]
         if (tokens, tokenizers.tgt.decode(case["tgt"])) != (case["src"], case["output"]):
             note = f"other tokens or text for {case['input']!r:.40}"
             return Measurement(math.inf, log_prob_tolerance(subject), note)

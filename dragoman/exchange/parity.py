@@ -68,7 +68,14 @@ def compare_engine(
     """
     native = NativeEngine(lambda: bundle.model)
     ours, theirs = (
-        Translator(native, bundle.tokenizers, bundle.config, engine=each)
+        Translator(
+            native,
+            bundle.tokenizers,
+            bundle.config,
+            engine=each,
+            identifier=bundle.identifier,
+            target_language=bundle.default_target,
+        )
         for each in (native, engine)
     )
     pairs = [
@@ -93,7 +100,13 @@ def compare_texts(
 ) -> Parity:
     """Compare with a program that translates text: greedy outputs, and their BLEU."""
     texts = [text.strip() for text in texts if text.strip()] if references is None else list(texts)
-    native = Translator(NativeEngine(lambda: bundle.model), bundle.tokenizers, bundle.config)
+    native = Translator(
+        NativeEngine(lambda: bundle.model),
+        bundle.tokenizers,
+        bundle.config,
+        identifier=bundle.identifier,
+        target_language=bundle.default_target,
+    )
     ours = [
         (each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)
     ]  # the other program strips outputs

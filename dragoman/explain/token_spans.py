@@ -57,14 +57,15 @@ def tokenize_text(
     of `ids`; special tokens have empty spans too.
     """
     texts = token_texts(tokenizer, ids)
-    spans = find_token_spans(text, texts, [each in _SPECIAL_IDS for each in ids])
+    special = {*_SPECIAL_IDS, *tokenizer.tag_ids.values()}
+    spans = find_token_spans(text, texts, [int(each) in special for each in ids])
     ranks = tokenizer.frequency_ranks
     tokens = [
         Token(
             id=int(each),
             text=token,
             span=span,
-            special=each in _SPECIAL_IDS,
+            special=int(each) in special,
             rank=None if each < len(_SPECIAL_IDS) + 1 else ranks[each],
         )
         for each, token, span in zip(ids, texts, spans, strict=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config
+from dragoman.config.directions import Direction
 from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError, DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -58,15 +59,19 @@ def score_pairs(
     targets: Sequence[str],
     *,
     batch_size: int | None = None,
+    directions: Sequence[Direction] | None = None,
 ) -> list[PairScore]:
-    """Return the log-probability of each target given its source."""
+    """Return the log-probability of each target given its source.
+
+    With `directions`, one for each pair, sources begin with the tag of their target language.
+    """
     if len(sources) != len(targets):
         raise DataError(
             "sources and targets must be equally many",
             found=f"{len(sources):,} and {len(targets):,}",
             fix="pass one target per source",
         )
-    pairs = _encode_pairs(tokenizers, config, sources, targets)
+    pairs = _encode_pairs(tokenizers, config, sources, targets, directions)
     scorable = [number for number, pair in enumerate(pairs) if pair.scored]
     lengths = [len(pairs[number].src) + len(pairs[number].tgt) + 2 for number in scorable]
     found: dict[int, list[float]] = {}
@@ -83,7 +88,11 @@ def score_pairs(
 
 
 def _encode_pairs(
-    tokenizers: Tokenizers, config: Config, sources: Sequence[str], targets: Sequence[str]
+    tokenizers: Tokenizers,
+    config: Config,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    directions: Sequence[Direction] | None,
 ) -> list[_EncodedPair]:
     """Tokenize both sides and add notes; sources are stripped as for translation."""
     has_learned_positions = config.model.positions == "learned"
@@ -96,8 +105,13 @@ def _encode_pairs(
     src_rows = tokenizers.src.encode_batch([text.strip() for text in sources])
     tgt_rows = tokenizers.tgt.encode_batch([text if text.strip() else "" for text in targets])
     pairs = []
-    for src, tgt in zip(src_rows, tgt_rows, strict=True):
-        notes = list(_pair_notes(src, tgt, longest=longest, trained=trained))
+    tags = [
+        [] if directions is None else [tokenizers.src.tag_ids[directions[number].target]]
+        for number in range(len(sources))
+    ]
+    for tag, text, tgt in zip(tags, src_rows, tgt_rows, strict=True):
+        src = [*tag, *text]
+        notes = list(_pair_notes(text, tgt, longest=longest - len(tag), trained=trained - len(tag)))
         pairs.append(_EncodedPair(src, tgt, notes, max(len(src), len(tgt)) <= longest))
     return pairs
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.config.directions import Direction
 from dragoman.errors import DataError
 from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.text.sentence_splitter import SplitText, split_long_text
@@ -78,6 +79,9 @@ class Translation:
     # Probability that the translation is good, calibrated on validation data; None if the model
     # has no calibration, for samples, and without log-probabilities.
     confidence: float | None = None
+    # Of a model of several directions; empty for others.
+    source_language: str = ""
+    target_language: str = ""
 
     def __repr__(self) -> str:
         """Return text, score and number of tokens in one line."""
@@ -184,9 +188,17 @@ class SegmentedLine:
     segments: list[Segment]
     gaps: list[str]  # separators between the segments
     notes: list[str]
+    direction: Direction | None = None  # of a multilingual model
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
         """Join the translations of the segments."""
+        joined = self._join(answers)
+        if self.direction is None:
+            return joined
+        source, target = self.direction
+        return replace(joined, source_language=source, target_language=target)
+
+    def _join(self, answers: Sequence[Translation]) -> Translation:
         if not self.segments:
             return Translation(text="", alternatives=[Translation(text="")])
         if len(answers) == 1:
@@ -209,16 +221,36 @@ def split_lines(
     *,
     longest: int,
     line_numbers: Iterator[int] | None = None,
+    directions: Sequence[Direction] | None = None,
 ) -> list[SegmentedLine]:
-    """Split lines of more than `longest` tokens into sentences; a blank line has no segments."""
+    """Split lines of more than `longest` tokens into sentences; a blank line has no segments.
+
+    With `directions`, one for each line, every segment begins with the tag of its target language.
+    """
     numbers = itertools.count() if line_numbers is None else line_numbers
     stripped = [text[:MAX_LINE_CHARS].strip() for text in texts]
     threads = min(1 + len(stripped) // _TEXTS_PER_THREAD, os.cpu_count() or 1, _MAX_THREADS)
     encoded = tokenizer.encode_batch(stripped, threads=threads)
-    lines = [
-        _split_line(next(numbers), text, whole, tokenizer, longest)
-        for text, whole in zip(stripped, encoded, strict=True)
-    ]
+    if directions is None:
+        lines = [
+            _split_line(next(numbers), text, whole, tokenizer, longest)
+            for text, whole in zip(stripped, encoded, strict=True)
+        ]
+    else:
+        tagged = {each: tokenizer.tagged(each.target) for each in set(directions)}
+        lines = [
+            replace(
+                _split_line(
+                    next(numbers),
+                    text,
+                    [*tagged[direction].first_ids, *whole],
+                    tagged[direction],
+                    longest,
+                ),
+                direction=direction,
+            )
+            for text, whole, direction in zip(stripped, encoded, directions, strict=True)
+        ]
     for text, line in zip(texts, lines, strict=True):
         if len(text) > MAX_LINE_CHARS and text[MAX_LINE_CHARS:].strip():
             line.notes.insert(

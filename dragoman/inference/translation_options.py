@@ -44,6 +44,9 @@ class TranslationOptions:
     nbest: int = 1  # translations of each line
     length_penalty: float | None = None  # Wu et al. (2016), alpha
     batch_size: int | None = None  # sentences per batch; by default decode.batch_tokens decides
+    # For models of several directions; the source is identified, the target if there is a choice.
+    source_language: str | None = None
+    target_language: str | None = None
     prefix: str | None = None  # text that every translation begins with
     # The same as token ids, of the target's vocabulary; the end of sentence may be the last.
     prefix_ids: Sequence[int] | None = None
@@ -85,6 +88,12 @@ class TranslationOptions:
                 None,
                 [_SETTINGS["length_penalty"].problem("length_penalty", float(self.length_penalty))],
             )
+        for name in ("source_language", "target_language"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                problems.append(
+                    f'{name} must be a language code; found {value!r:.60}; write one such as "en"'
+                )
         if self.prefix is not None and not isinstance(self.prefix, str):
             problems.append(f"prefix must be text; found {self.prefix!r:.60}; write it in quotes")
         problems += _prefix_problems(self.prefix, self.prefix_ids)

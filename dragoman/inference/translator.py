@@ -19,6 +19,7 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.bundle.bundle import build_loaded_model
 from dragoman.config import Config
+from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_automaton import (
@@ -58,6 +59,7 @@ from dragoman.explain.head_ablation import (
 from dragoman.explain.search_diagnosis import TracedSearch, add_search
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.branches import branch_prefix, compute_branches, list_branches
+from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
@@ -80,6 +82,7 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.runtime.threads import map_in_threads
+from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.special_tokens import EOS, UNK
 from dragoman.text.tokenizer import Tokenizers, normalize
 
@@ -573,8 +576,12 @@ class Translator:
         *,
         engine: Engine | None = None,
         calibration: ConfidenceMap | None = None,
+        identifier: LanguageIdentifier | None = None,
+        target_language: str | None = None,
     ) -> None:
         self.calibration = calibration
+        self._chooser = DirectionChooser(config, identifier)
+        self.target_language = target_language  # of calls that name none
         self._native = model if isinstance(model, NativeEngine) else NativeEngine(lambda: model)
         self.tokenizers, self.config = tokenizers, config
         self._batch_translator = BatchTranslator(
@@ -591,6 +598,7 @@ class Translator:
         precision: str | None = None,
         measure: bool = False,
         shortlist: tuple[str | Path, str | Path] | None = None,
+        target_language: str | None = None,
     ) -> Translator:
         """Load a model directory. The device `auto` is a GPU if there is one.
 
@@ -606,6 +614,8 @@ class Translator:
         A `shortlist` is two files, text and its translation, as in training. On a CPU it restricts
         each output to the tokens that occurred with those of its source: faster with a large
         vocabulary, and occasionally a different output.
+
+        A `target_language` is that of calls which name none, for a model of several directions.
         """
         shortlist_files = (
             None
@@ -630,6 +640,8 @@ class Translator:
                 bundle.config,
                 engine=used,
                 calibration=bundle.calibration,
+                identifier=bundle.identifier,
+                target_language=target_language,
             )
 
         return run_with_cpu_fallback(
@@ -645,7 +657,9 @@ class Translator:
         """Return languages, recipe and engine in one line, without loading weights."""
         data, recipe = self.config.data, self.config.recipe or "none"
         languages = (
-            f"{data.src_lang:.20} to {data.tgt_lang:.20}, "
+            f"{', '.join(data.directions):.80}, "
+            if data.directions
+            else f"{data.src_lang:.20} to {data.tgt_lang:.20}, "
             if data.src_lang and data.tgt_lang
             else ""
         )
@@ -665,6 +679,31 @@ class Translator:
     def device(self) -> torch.device:
         """The device of the model."""
         return self._native.device
+
+    @property
+    def directions(self) -> list[str]:
+        """The directions of a multilingual model, such as de-en; empty for other models."""
+        return [str(each) for each in self._chooser.directions]
+
+    def identify_languages(self, texts: Iterable[str]) -> list[str]:
+        """Return the most probable source language of each text, of those of the model."""
+        if not self._chooser.has_tags:
+            raise ConfigError(
+                [
+                    "languages are identified by models of several directions; found a model of "
+                    "one; use a model trained with --pair"
+                ]
+            )
+        given = iter_texts(check_text_iterable(texts))
+        return [self._chooser.identify(text) for text in given]
+
+    def _choose_directions(
+        self, texts: Sequence[str], options: TranslationOptions
+    ) -> list[Direction] | None:
+        """Return the direction of each text; None for a model without language tags."""
+        target = options.target_language or self.target_language
+        chosen = self._chooser.choose(texts, options.source_language, target)
+        return chosen if self._chooser.has_tags else None
 
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, in order; the options are the fields of `TranslationOptions`."""
@@ -698,15 +737,29 @@ class Translator:
                 yield each if calibration is None else add_confidence(each, calibration)
 
     def score(
-        self, src_texts: Iterable[str], tgt_texts: Iterable[str], *, batch_size: int | None = None
+        self,
+        src_texts: Iterable[str],
+        tgt_texts: Iterable[str],
+        *,
+        batch_size: int | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
     ) -> list[PairScore]:
         """Return the model's log-probability of each target text given its source text."""
         sources, targets = (
             list(iter_texts(check_text_iterable(texts))) for texts in (src_texts, tgt_texts)
         )
-        chosen = TranslationOptions(batch_size=batch_size)
+        chosen = TranslationOptions(
+            batch_size=batch_size, source_language=source_language, target_language=target_language
+        )
         return score_pairs(
-            self.model, self.tokenizers, self.config, sources, targets, batch_size=chosen.batch_size
+            self.model,
+            self.tokenizers,
+            self.config,
+            sources,
+            targets,
+            batch_size=chosen.batch_size,
+            directions=self._choose_directions(sources, chosen),
         )
 
     def explain(
@@ -736,7 +789,7 @@ class Translator:
         if "nbest" not in options:
             chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator
-        segment = self._first_segment(text)
+        segment, config = self._first_segment(text, chosen)
         if self.engine is not self._native:
             batches.log_native_fallback("cannot record or edit attention")
         strategy = chosen.strategy(self.config.decode)
@@ -756,7 +809,7 @@ class Translator:
                 explanation = explain_pair(
                     self.model,
                     self.tokenizers,
-                    self.config,
+                    config,
                     text=segment.text,
                     source=segment.src,
                     target=target,
@@ -764,8 +817,8 @@ class Translator:
                     attribution=attribution,
                     request={
                         "text": text,
-                        "source_lang": self.config.data.src_lang,
-                        "target_lang": self.config.data.tgt_lang,
+                        "source_lang": config.data.src_lang,
+                        "target_lang": config.data.tgt_lang,
                         "strategy": strategy.name,
                         "beam": strategy.beam_size,
                         "length_penalty": getattr(strategy.penalty, "alpha", None),
@@ -789,9 +842,9 @@ class Translator:
         that it does not state, such as constraints, are given again as `options`.
         """
         forced, before = self._forced_target(explanation), explanation.request.get("off", ())
-        segment = self._first_segment(explanation.request["text"])
         off = list(dict.fromkeys([*before, *heads]))
-        chosen = _parse_options(_repeat_options(explanation.request) | options)
+        chosen = _parse_options(self._repeat_options(explanation.request) | options)
+        segment, config = self._first_segment(explanation.request["text"], chosen)
         strategy = chosen.strategy(self.config.decode)
         with self._native.single_threaded(), self._heads_off(before, forced.src_length):
             selected = select_heads(explanation.sites, [head for head in off if head not in before])
@@ -811,7 +864,7 @@ class Translator:
             effect=[float(each) for each in effect],
             sum_change=float(effect.sum()),
             target=tokenize_text(
-                self.tokenizers.tgt, target.text, tokens, lang=self.config.data.tgt_lang
+                self.tokenizers.tgt, target.text, tokens, lang=config.data.tgt_lang
             ),
             steps=steps,
             score=build_score(steps, strategy.penalty),
@@ -841,18 +894,35 @@ class Translator:
                 effects = measure_head_batch(forced, batch)
             yield from ((f"{ids[each.path]}.{each.head}", each.total) for each in effects)
 
-    def _first_segment(self, text: str) -> Segment:
-        """Return the first segment of a text to explain; raise DataError if it has none."""
+    def _first_segment(self, text: str, options: TranslationOptions) -> tuple[Segment, Config]:
+        """Return the first segment of a text to explain, and the settings with its languages.
+
+        Raise DataError if it has none.
+        """
+        texts = list(iter_texts([text]))
+        directions = self._choose_directions(texts, options)
         [line] = split_lines(
-            list(iter_texts([text])),
+            texts,
             self.tokenizers.src,
             longest=self._batch_translator.max_segment_tokens,
+            directions=directions,
         )
         if not line.segments:
             raise DataError(
                 "a text to explain must hold words", found=repr(text), fix="pass a text with words"
             )
-        return line.segments[0]
+        if directions is None:
+            return line.segments[0], self.config
+        [(source, target)] = directions
+        return line.segments[0], self.config.replace(data={"src_lang": source, "tgt_lang": target})
+
+    def _repeat_options(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of an explanation's search, its languages included."""
+        options = _repeat_options(request)
+        if self._chooser.has_tags:
+            named = {name: request.get(f"{name}_lang") for name in ("source", "target")}
+            options |= {f"{name}_language": value for name, value in named.items() if value}
+        return options
 
     @contextlib.contextmanager
     def _heads_off(self, names: Sequence[str], sources: int) -> Iterator[None]:
@@ -886,7 +956,7 @@ class Translator:
         It is a search with the explanation's beam and length penalty, and with the same heads off.
         """
         request = explanation.request
-        repeated = _repeat_options(request) | {"off": request.get("off", ())}
+        repeated = self._repeat_options(request) | {"off": request.get("off", ())}
         forced = {"prefix_ids": branch_prefix(explanation, step, token)}
         return self.explain(request["text"], **(repeated | options | forced))
 
@@ -905,8 +975,8 @@ class Translator:
         self, explanation: Explanation, prefixes: Sequence[Sequence[int]]
     ) -> list[tuple[Hypothesis, str]]:
         """Search the source of an explanation once with each prefix; return the best of each."""
-        chosen = _parse_options(_repeat_options(explanation.request) | {"prefix_ids": None})
-        segment = self._first_segment(explanation.request["text"])
+        chosen = _parse_options(self._repeat_options(explanation.request) | {"prefix_ids": None})
+        segment, _ = self._first_segment(explanation.request["text"], chosen)
         return self._batch_translator.search_prefixes(
             segment, prefixes, chosen.strategy(self.config.decode)
         )
@@ -936,6 +1006,7 @@ class Translator:
                     self.tokenizers.src,
                     line_numbers=numbers,
                     longest=self._batch_translator.max_segment_tokens,
+                    directions=self._choose_directions(texts, options),
                 )
                 if options.constraints:
                     _check_unsplit(lines)

@@ -13,16 +13,21 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.bundle import Card, CardScore, write_bundle
 from dragoman.bundle.bundle import build_loaded_model
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
+from dragoman.config.directions import Direction, parse_direction, parse_directions
 from dragoman.data.batch_plan import BatchPlan, Plan
 from dragoman.data.collate import collate
 from dragoman.data.corpus import SentencePair
+from dragoman.data.direction_sampling import SampledPlan, sample_examples
+from dragoman.data.token_store import TokenStore
 from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.evaluate.metrics import bleu_score, choose_tokenizer, score_translations
 from dragoman.inference import Translation, Translator
@@ -42,6 +47,7 @@ from dragoman.runs.finetune import load_init_weights
 from dragoman.runs.output_directory import DataFile
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.tasks.translation import (
+    MultilingualValidator,
     Regularization,
     TranslationTask,
     TranslationValidator,
@@ -202,9 +208,13 @@ class TranslationBuilder(RunBuilder):
         self.calibration: ConfidenceMap | None = None  # of the final weights, set by `score`
 
     @cached_property
-    def plan(self) -> BatchPlan:
+    def plan(self) -> BatchPlan | SampledPlan:
         """Assignment of sentence pairs to batches."""
         store, config = self.prepared.train, self.config.train
+        temperature = self.config.data.direction_temperature
+        if temperature > 1 and len(store.direction_names) > 1:
+            examples = sample_examples(store, temperature, config.seed)
+            return SampledPlan(store, examples, batch_tokens=config.batch_tokens, seed=config.seed)
         return BatchPlan(
             store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed
         )
@@ -247,6 +257,7 @@ class TranslationBuilder(RunBuilder):
             + int(store.tgt_lengths.sum(dtype="int64"))
             + 2 * len(store)
         )
+        tokens = round(tokens * self.plan.examples / len(store))  # some may be repeated
         return tokens * self.config.train.gradient_accumulation / self.plan.batches(0)
 
     def max_useful_steps(self) -> int:
@@ -265,75 +276,129 @@ class TranslationBuilder(RunBuilder):
 
     def validation_seconds(self, model: nn.Module) -> float:
         """Return the estimated seconds of one validation, measured on a few sentences."""
+        if isinstance(self.validator, MultilingualValidator):
+            validators = self.validator.validators.values()
+            return sum(estimate_validation_seconds(each, model) for each in validators)
         return estimate_validation_seconds(self.validator, model)
 
     @cached_property
-    def validator(self) -> TranslationValidator | None:
+    def validator(self) -> TranslationValidator | MultilingualValidator | None:
         """The validator: loss on all validation pairs, BLEU of greedy search on some."""
-        store, config = self.prepared.valid, self.config
+        store, most = self.prepared.valid, self.config.train.validate_sentences
         if store is None:
             return None
-        plan = BatchPlan(
-            store.src_lengths, store.tgt_lengths, batch_tokens=VALIDATION_BATCH_TOKENS, seed=0
-        )
-        chosen = self.prepared.sentences[: config.train.validate_sentences]
-        choice = choose_tokenizer("", config.data.tgt_lang, [pair.tgt for pair in chosen])
+        if not store.direction_names:
+            every = np.arange(len(store), dtype=np.int64)
+            return self._build_validator(store, every, self.prepared.sentences[:most])
+        most_each = max(1, most // len(store.direction_names)) if most else 0
+        validators = {
+            name: self._build_validator(
+                store, examples, self._direction_sentences(name)[:most_each], parse_direction(name)
+            )
+            for name, examples in store.direction_examples().items()
+            if len(examples)
+        }
+        return MultilingualValidator(validators=validators)
+
+    def _build_validator(
+        self,
+        store: TokenStore,
+        examples: NDArray[np.int64],
+        sentences: Sequence[SentencePair],
+        direction: Direction | None = None,
+    ) -> TranslationValidator:
+        """Build the validator of some examples, and of sentences to translate."""
+        plan = SampledPlan(store, examples, batch_tokens=VALIDATION_BATCH_TOKENS, seed=0)
+        tgt_lang = direction.target if direction else self.config.data.tgt_lang
+        choice = choose_tokenizer("", tgt_lang, [pair.tgt for pair in sentences])
         if choice.script or choice.warnings:  # the default, 13a, is not reported
             for sentence in choice.notes:
                 self.progress.note(sentence)
         return TranslationValidator(
-            batches=lambda: [collate(store, examples) for examples in plan.epoch(0)],
+            batches=lambda: [collate(store, batch) for batch in plan.epoch(0)],
             count=plan.batches(0),
             device=self.device,
-            precision=choose_precision(config.train.precision, self.device),
-            sample=ValidationSample([pair.src for pair in chosen], [pair.tgt for pair in chosen]),
-            translate=lambda model, texts: self.translate(model, texts, beam=1),
-            score=lambda texts, references: (
-                bleu_score(texts, references, tgt_lang=config.data.tgt_lang).value
+            precision=choose_precision(self.config.train.precision, self.device),
+            sample=ValidationSample(
+                [pair.src for pair in sentences], [pair.tgt for pair in sentences]
             ),
+            translate=lambda model, texts: self.translate(
+                model, texts, beam=1, direction=direction
+            ),
+            score=lambda texts, references: bleu_score(texts, references, tgt_lang=tgt_lang).value,
             progress=self.progress,
         )
 
+    def _direction_sentences(self, name: str) -> list[SentencePair]:
+        """Return the validation sentences of a direction; all of a model with one direction."""
+        return [pair for pair in self.prepared.sentences if pair.direction == name]
+
     def translate(
-        self, model: nn.Module, texts: Sequence[str], *, beam: int | None = None
+        self,
+        model: nn.Module,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        direction: Direction | None = None,
     ) -> list[str]:
         """Translate with a model in training."""
         assert isinstance(model, EncoderDecoder), (
             f"translation needs an EncoderDecoder; found {type(model).__name__}"
         )
-        return Translator(model, self.prepared.tokenizers, self.config).translate(texts, beam=beam)
+        translator = Translator(model, self.prepared.tokenizers, self.config)
+        return translator.translate(texts, beam=beam, **_direction_options(direction))
 
     def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
         """Return BLEU, chrF and TER on as many validation sentences as the time budget allows.
 
-        The same translations calibrate the confidence, which `write` adds to the bundle.
+        Those of a multilingual model are scored by direction. The same translations calibrate the
+        confidence, which `write` adds to the bundle.
         """
         prepared = self.prepared
         model = build_loaded_model(self.config, prepared.tokenizers, weights).to(self.device)
         translator = Translator(model, prepared.tokenizers, self.config)
 
         def translate(pairs: Sequence[SentencePair]) -> list[Translation]:
-            return list(translator.stream([pair.src for pair in pairs]))
+            languages = _direction_options(parse_direction(pairs[0].direction)) if pairs else {}
+            return list(translator.stream([pair.src for pair in pairs], **languages))
 
         began, trial = time.monotonic(), prepared.sentences[:32]
-        translate(trial)
-        pairs = select_scored_sentences(
-            prepared.sentences, time_budget, (time.monotonic() - began) / max(1, len(trial))
-        )
-        if not pairs:
-            return []
-        translations = translate(pairs)
+        translate([pair for pair in trial if pair.direction == trial[0].direction])
+        seconds_each = (time.monotonic() - began) / max(1, len(trial))
+        most = len(select_scored_sentences(prepared.sentences, time_budget, seconds_each))
+        scores, scored = list[CardScore](), list[SentencePair]()
+        translations = list[Translation]()
+        for name in dict.fromkeys(pair.direction for pair in prepared.sentences):
+            sentences = self._direction_sentences(name)
+            pairs = sentences[: most * len(sentences) // len(prepared.sentences)]
+            if pairs:
+                found = translate(pairs)
+                scores += self._score_direction(name, found, pairs, of=len(sentences))
+                scored, translations = scored + pairs, translations + found
+        if scored:
+            self.calibration = calibrate_confidence(translations, scored)
+        if self.calibration is not None:
+            self.progress.note(describe_calibration(self.calibration))
+        return scores
+
+    def _score_direction(
+        self,
+        name: str,
+        translations: Sequence[Translation],
+        pairs: Sequence[SentencePair],
+        *,
+        of: int,
+    ) -> list[CardScore]:
+        """Return the scores of some of the `of` validation sentences of a direction."""
+        direction = parse_direction(name)
         found = score_translations(
             [each.text for each in translations],
             [pair.tgt for pair in pairs],
-            tgt_lang=self.config.data.tgt_lang,
+            tgt_lang=direction.target if direction else self.config.data.tgt_lang,
         )
-        which = "all" if len(pairs) == len(prepared.sentences) else "the first"
-        on = f"validation set, {which} {len(pairs):,} pairs"
+        which = "all" if len(pairs) == of else "the first"
+        on = f"validation set{f' {name}' if name else ''}, {which} {len(pairs):,} pairs"
         self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
-        self.calibration = calibrate_confidence(translations, pairs)
-        if self.calibration is not None:
-            self.progress.note(describe_calibration(self.calibration))
         return [CardScore(each.name, each.value, each.signature, on) for each in found]
 
     def data_rows(self) -> dict[str, str]:
@@ -351,7 +416,17 @@ class TranslationBuilder(RunBuilder):
             weights=weights,
             card=card,
             golden=select_golden_sentences(self.prepared),
+            identifier=self.prepared.identifier,
             manifest_fields=fields,
             calibration=self.calibration,
         )
-        return 'dragoman translate -m {model} "…"'
+        directions = parse_directions(self.config.data.directions)
+        to = f"--to {directions[0].target} " if len(directions) > 1 else ""
+        return f'dragoman translate -m {{model}} {to}"…"'
+
+
+def _direction_options(direction: Direction | None) -> dict[str, str]:
+    """Return the options of a translation in a direction."""
+    if direction is None:
+        return {}
+    return {"source_language": direction.source, "target_language": direction.target}

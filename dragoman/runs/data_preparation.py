@@ -7,23 +7,35 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.bundle.format import TEXT_FILES
+from dragoman.bundle.bundle import read_identifier
+from dragoman.bundle.format import LANGUAGE_ID, TEXT_FILES
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.config.config import file_names
-from dragoman.data.corpus import Corpus, SentencePair, build_corpus
+from dragoman.config.directions import list_languages, parse_directions
+from dragoman.data.corpus import (
+    ConcatCorpus,
+    Corpus,
+    DirectedCorpus,
+    SentencePair,
+    build_corpus,
+    build_directed_corpus,
+)
 from dragoman.data.store_builder import BuildProgress, check_files_unchanged
 from dragoman.data.token_store import TokenStore, prepared_data_directory
 from dragoman.errors import BundleError
 from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
+from dragoman.storage.atomic import replace_file
 from dragoman.storage.cache import make_private_directory
 from dragoman.storage.disk import os_errors_converted
 from dragoman.storage.manifest import canonical_json
+from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
 from dragoman.training.progress import Progress
 
@@ -38,14 +50,12 @@ class Corpora(NamedTuple):
     train: Corpus
     valid: Corpus | None
     note: str
+    held_out: bool = False  # whether the validation pairs are held out of the training files
 
     def named(self) -> list[tuple[str, Corpus]]:
         """Return the corpora with files of their own, by part; held-out pairs have none."""
-        own = self.valid is not None and not isinstance(self.valid, SplitCorpus)
-        return [
-            ("train", self.train),
-            *([("valid", self.valid)] if own and self.valid is not None else []),
-        ]
+        own = [] if self.valid is None or self.held_out else [("valid", self.valid)]
+        return [("train", self.train), *own]
 
 
 class PreparedData(NamedTuple):
@@ -57,6 +67,7 @@ class PreparedData(NamedTuple):
     sentences: list[SentencePair]  # the first validation pairs as text, for BLEU
     files: list[DataFile]  # the files read, with their hashes
     written: list[Path]  # new folders of the cache
+    identifier: LanguageIdentifier | None = None  # of source languages, if there are several
 
     @property
     def digest(self) -> str:
@@ -76,7 +87,15 @@ def open_corpora(data: DataConfig) -> Corpora:
             train, None, f"no validation set: fewer than {HOLD_OUT_EVERY} sentence pairs"
         )
     note = f"validation set: one training pair in {HOLD_OUT_EVERY} is held out, at most 1,000"
-    return Corpora(SplitCorpus(train, held_out=False), SplitCorpus(train, held_out=True), note)
+    if not data.directions:
+        kept, held_out = (SplitCorpus(train, held_out=part) for part in (False, True))
+        return Corpora(kept, held_out, note, held_out=True)
+    # The same pairs of a file in both directions: none is trained on the other way round.
+    directed = [
+        build_directed_corpus(data, "train", partial(SplitCorpus, held_out=part))
+        for part in (False, True)
+    ]
+    return Corpora(directed[0], directed[1], f"{note} of each file", held_out=True)
 
 
 def prepare_data(
@@ -113,14 +132,19 @@ def prepare_data(
         tokenizers = load_tokenizers(text_folder)
     else:
         tokenizers = given or _load_or_train_tokenizers(
-            corpora.train, config.text, cache, progress, digests["train"]
+            corpora.train, config, cache, progress, digests["train"]
         )
         _replace_tokenizers(tokenizers, text_folder)
-        if before:  # the folder was lost: the tokenizers must be the same
-            require_same_files(
-                [each for each in before if each.part == TOKENIZER_PART],
-                _tokenizer_files(text_folder),
-            )
+    for direction in parse_directions(config.data.directions):
+        tokenizers.src.tagged(direction.target)  # raises if a pretrained model has no such tag
+    identifier = _prepare_identifier(
+        corpora.train, config.data, text_folder, progress, resumed=bool(before)
+    )
+    if before:  # if the folder was lost, its files must be the same again
+        require_same_files(
+            [each for each in before if each.part == TOKENIZER_PART],
+            _tokenizer_files(text_folder),
+        )
     files += _tokenizer_files(text_folder)
     for note in filter(None, (corpora.note, _same_file_warning(config.data))):
         progress.note(note)
@@ -138,7 +162,7 @@ def prepare_data(
     _warn_about_data(train, progress)
     if corpora.valid is None:
         return PreparedData(
-            tokenizers, train, None, [], files, _new_cache_directories(cache, known)
+            tokenizers, train, None, [], files, _new_cache_directories(cache, known), identifier
         )
     # Held-out pairs come from the training files.
     valid_digests = digests["valid"] or digests["train"]
@@ -153,15 +177,66 @@ def prepare_data(
     )
     if digests["valid"]:
         _report_corpora(corpora.valid, valid, progress)
-    sentences = []
-    for pair in corpora.valid.pairs():
-        if pair.src.strip() and pair.tgt.strip():
-            sentences.append(pair)
-        if len(sentences) >= max_sentences:
-            break
-    return PreparedData(
-        tokenizers, train, valid, sentences, files, _new_cache_directories(cache, known)
-    )
+    sentences = _select_sentences(corpora.valid, config.data, max_sentences)
+    written = _new_cache_directories(cache, known)
+    return PreparedData(tokenizers, train, valid, sentences, files, written, identifier)
+
+
+def _select_sentences(corpus: Corpus, data: DataConfig, most: int) -> list[SentencePair]:
+    """Return the first pairs with text, of several directions equally many of each."""
+    parts = list[Corpus]()
+    if isinstance(corpus, ConcatCorpus) and data.directions:
+        parts = corpus.parts
+    most_each = most // max(1, len(data.directions))
+    found = dict[str, list[SentencePair]]()
+    for part in parts or [corpus]:
+        for pair in part.pairs():
+            own = found.setdefault(pair.direction, [])
+            if len(own) >= most_each:
+                break
+            if pair.src.strip() and pair.tgt.strip():
+                own.append(pair)
+    order = data.directions or [""]
+    return [pair for direction in order for pair in found.get(direction, [])]
+
+
+def _prepare_identifier(
+    corpus: Corpus, data: DataConfig, folder: Path, progress: Progress, *, resumed: bool
+) -> LanguageIdentifier | None:
+    """Return the classifier of source languages, trained or, in a resumed run, read from its file.
+
+    None for a model with one source language.
+    """
+    sources = {each.source for each in parse_directions(data.directions)}
+    if len(sources) < 2:
+        (folder / LANGUAGE_ID).unlink(missing_ok=True)
+        return None
+    known = read_identifier(folder, os.listdir(folder)) if resumed else None
+    if known is not None:
+        return known
+    with progress.phase("training the language identifier"):
+        identifier = LanguageIdentifier.train(
+            {language: _language_texts(corpus, language) for language in sorted(sources)}
+        )
+    replace_file(folder / LANGUAGE_ID, identifier.to_bytes())
+    return identifier
+
+
+def _language_texts(corpus: Corpus, language: str) -> Iterator[str]:
+    """Yield the texts of a language, in parts by turns so that every corpus is represented."""
+    assert isinstance(corpus, ConcatCorpus), "a multilingual corpus has parts"
+    texts = list[Iterator[str]]()
+    for part in corpus.parts:
+        assert isinstance(part, DirectedCorpus), "a multilingual corpus has directions"
+        if part.direction.source == language:
+            texts.append(part.src_texts())
+    while texts:
+        for each in list(texts):
+            text = next(each, None)
+            if text is None:
+                texts.remove(each)
+            else:
+                yield text
 
 
 def _writable_cache(data: DataConfig, run: Path, progress: Progress) -> Path:
@@ -194,6 +269,11 @@ def _new_cache_directories(cache: Path, known: set[Path]) -> list[Path]:
 def _report_corpora(corpus: Corpus, store: TokenStore, progress: Progress) -> None:
     """Report the number of pairs of each of several corpora."""
     counts = store.report.parts
+    if store.direction_names:
+        examples = store.direction_examples()
+        each = ", ".join(f"{name} {len(own):,}" for name, own in examples.items())
+        progress.note(f"pairs of each direction: {each}")
+        return
     files = iter(corpus.files)
     for index, count in enumerate(counts):
         names = ", ".join(str(next(files)) for _ in range(len(corpus.files) // len(counts)))
@@ -263,14 +343,17 @@ def _progress_callback(advance: Callable[[int], None]) -> Callable[[BuildProgres
 
 
 def _load_or_train_tokenizers(
-    corpus: Corpus, config: TextConfig, cache: Path, progress: Progress, digests: list[str]
+    corpus: Corpus, config: Config, cache: Path, progress: Progress, digests: list[str]
 ) -> Tokenizers:
     """Load cached tokenizers of the same files and settings, or train them."""
-    folder = cache / f"text-{_tokenizer_key(corpus, config, digests)[:32]}"
+    languages = list_languages(config.data.directions)
+    folder = cache / f"text-{_tokenizer_key(corpus, config.text, digests, languages)[:32]}"
     if (folder / "text.json").exists():
         return load_tokenizers(folder)
     with progress.phase("training the tokenizer"):
-        tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
+        tokenizers = train_tokenizers(
+            corpus.src_texts(), corpus.tgt_texts(), config.text, languages
+        )
     check_files_unchanged(corpus, digests)
     _save_atomically(tokenizers, folder)
     return tokenizers
@@ -332,10 +415,14 @@ def _save_atomically(tokenizers: Tokenizers, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _tokenizer_key(corpus: Corpus, config: TextConfig, digests: list[str]) -> str:
+def _tokenizer_key(
+    corpus: Corpus, config: TextConfig, digests: list[str], languages: Sequence[str]
+) -> str:
     """Return the cache key of tokenizers: a hash of files, corpus format and text settings."""
     settings = to_dict(Config(text=config))["text"]
     del settings["bpe_dropout"]  # does not change the vocabulary
-    return hashlib.sha256(
-        canonical_json({"format": 1, "files": digests, "layout": corpus.layout(), "text": settings})
-    ).hexdigest()
+    del settings["language_tags"]  # the languages do
+    inputs = {"format": 1, "files": digests, "layout": corpus.layout(), "text": settings}
+    if languages:
+        inputs["languages"] = list(languages)
+    return hashlib.sha256(canonical_json(inputs)).hexdigest()

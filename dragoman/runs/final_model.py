@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dragoman.bundle import Card, CardScore
 from dragoman.bundle.card import format_command
+from dragoman.bundle.golden import GoldenInput
 from dragoman.checkpoint.averaging import average_weights
 from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
 from dragoman.config import Config
@@ -55,19 +56,41 @@ def select_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor]
     ), f"step {checkpoint.step}, {'best' if best else 'last'} checkpoint{ema}"
 
 
-def select_golden_sentences(prepared: PreparedData) -> list[str]:
-    """Return a few sentences of medium length for the golden vectors."""
-    texts = sorted(
-        {pair.src.strip() for pair in prepared.sentences} - {""}, key=lambda text: (len(text), text)
-    )
+def select_golden_sentences(prepared: PreparedData) -> list[str | GoldenInput]:
+    """Return a few sentences of medium length for the golden vectors, and of each direction."""
+    names = list(dict.fromkeys(pair.direction for pair in prepared.sentences if pair.direction))
+    if names:
+        each = max(1, NUM_GOLDEN_SENTENCES // len(names))
+        return [
+            GoldenInput(text, name.rpartition("-")[2])
+            for name in names
+            for text in _middle_texts(
+                [pair for pair in prepared.sentences if pair.direction == name], each
+            )
+        ]
+    texts = _middle_texts(prepared.sentences, NUM_GOLDEN_SENTENCES)
     if not texts:
         ids = [
             prepared.train.pair(index)[0].tolist()
             for index in range(min(NUM_GOLDEN_SENTENCES, len(prepared.train)))
         ]
-        return [text for text in prepared.tokenizers.src.decode_batch(ids) if text.strip()]
+        decoded = prepared.tokenizers.src.decode_batch(ids)
+        tags = {number: language for language, number in prepared.tokenizers.src.tag_ids.items()}
+        return [
+            GoldenInput(text, tags[row[0]]) if row[0] in tags else text
+            for text, row in zip(decoded, ids, strict=True)
+            if text.strip()
+        ]
+    return list(texts)
+
+
+def _middle_texts(sentences: Sequence[SentencePair], number: int) -> list[str]:
+    """Return sources of medium length."""
+    texts = sorted(
+        {pair.src.strip() for pair in sentences} - {""}, key=lambda text: (len(text), text)
+    )
     middle = len(texts) // 2
-    return texts[middle : middle + NUM_GOLDEN_SENTENCES]
+    return texts[middle : middle + number]
 
 
 def translation_data_rows(config: Config, prepared: PreparedData) -> dict[str, str]:
@@ -83,6 +106,10 @@ def translation_data_rows(config: Config, prepared: PreparedData) -> dict[str, s
     ]
     report = prepared.train.report
     rows = {"training pairs": f"{report.pairs:,} ({', '.join(names)})"}
+    if prepared.train.direction_names:
+        rows["pairs by direction"] = ", ".join(
+            f"{name} {len(own):,}" for name, own in prepared.train.direction_examples().items()
+        )
     if report.skipped:
         rows["skipped pairs"] = report.summary()
     if prepared.valid is not None:

@@ -86,6 +86,7 @@ def finetune_config(path: str | Path) -> Config:
         model=pretrained.model,
         decode=pretrained.decode,
     )
+    unset |= {"languages": (), "valid_languages": (), "direction_temperature": 1.0}
     return config.replace(data=unset, text={"bpe_dropout": 0.0}, train=train)
 
 

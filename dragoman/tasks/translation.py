@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -248,3 +248,31 @@ class TranslationValidator:
                 nll, count = nll + float(loss.nll), count + float(loss.count)
                 phase.advance()
         return nll / max(count, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultilingualValidator:
+    """Validates a multilingual model on each of its directions."""
+
+    validators: Mapping[str, TranslationValidator]  # by direction, such as de-en
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Return the means over the directions, then the loss and BLEU of each: "loss_de-en"."""
+        found = {name: validate(model) for name, validate in self.validators.items()}
+        common = [
+            metric
+            for metric in ("loss", "bleu", "exact")
+            if all(metric in metrics for metrics in found.values())
+        ]
+        means = {
+            metric: sum(metrics[metric] for metrics in found.values()) / len(found)
+            for metric in common
+        }
+        of_each = {
+            f"{metric}_{name}": metrics[metric]
+            for name, metrics in found.items()
+            for metric in ("loss", "bleu")
+            if metric in metrics
+        }
+        perplexity = math.exp(min(means["loss"], MAX_NLL))
+        return {"loss": means["loss"], "perplexity": perplexity, **means, **of_each}

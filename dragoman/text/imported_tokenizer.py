@@ -142,6 +142,11 @@ class ImportedTokenizer(Tokenizer):
         return [self._tokens[int(each)] for each in ids]
 
     @property
+    def tag_ids(self) -> dict[str, int]:
+        """None: an imported model's language codes are part of its texts."""
+        return {}
+
+    @property
     def frequency_ranks(self) -> list[int | None]:
         """The ranks of the tokens, all unknown: a vocabulary file has no counts."""
         return [None] * len(self)

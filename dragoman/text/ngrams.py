@@ -123,11 +123,25 @@ class NgramTable:
                 digest = hashlib.blake2b(word.encode(errors="surrogatepass"), digest_size=8)
                 value = known[word] = int.from_bytes(digest.digest(), "little")
             hashes[index] = value
-        parts, longer = [hashes], hashes
-        for size in range(2, min(self.order, len(words)) + 1):
-            longer = _mix(longer[:-1] * _MULTIPLIER + hashes[size - 1 :])
-            parts.append(longer)
-        return np.concatenate(parts) if self.order else hashes[:0]
+        return np.concatenate(_combine(hashes, self.order)) if self.order else hashes[:0]
+
+
+def hash_character_ngrams(text: str, order: int) -> list[NDArray[np.uint64]]:
+    """Return the hashes of the character n-grams of a text: an array for each length from 1.
+
+    Element i of the array of length n is the hash of the characters i to i + n - 1.
+    """
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+    return _combine(_mix(points + np.uint64(1)), order)
+
+
+def _combine(hashes: NDArray[np.uint64], order: int) -> list[NDArray[np.uint64]]:
+    """Return the hashes of n-grams of each length up to `order`, from those of single tokens."""
+    parts, longer = [hashes], hashes
+    for size in range(2, min(order, len(hashes)) + 1):
+        longer = _mix(longer[:-1] * _MULTIPLIER + hashes[size - 1 :])
+        parts.append(longer)
+    return parts
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,8 +55,13 @@ class VocabularyError(DataError):
         self.largest = largest
 
 
-def train_sentencepiece(lines: Iterable[str], config: TextConfig) -> bytes:
-    """Train a SentencePiece model on normalized lines and return its bytes."""
+def train_sentencepiece(
+    lines: Iterable[str], config: TextConfig, control_tokens: Sequence[str] = ()
+) -> bytes:
+    """Train a SentencePiece model on normalized lines and return its bytes.
+
+    `control_tokens` have the ids after the special tokens; no text is encoded as one of them.
+    """
     sample = sample_lines(lines, config.sample_lines, MAX_SAMPLE_BYTES[config.tokenizer])
     if not any(line.strip() for line in sample.texts()):
         found = f"{sample.seen:,} lines, all blank" if sample.seen else "no lines at all"
@@ -78,13 +83,15 @@ def train_sentencepiece(lines: Iterable[str], config: TextConfig) -> bytes:
         "max_sentence_length": 4 * _MAX_LINE_CHARACTERS + 16,
         "shuffle_input_sentence": False,
         "minloglevel": 2,
+        # Given only if there are some: the options are recorded in the model's bytes.
+        **({"control_symbols": list(control_tokens)} if control_tokens else {}),
     }
     try:
         if sample.bytes < _MAX_IN_PROCESS_BYTES:
             return _run_trainer(sample.texts(), options)
         return _train_in_subprocess(sample, options)
     except RuntimeError as error:
-        raise _explain_trainer_error(str(error), config) from error
+        raise _explain_trainer_error(str(error), config, len(control_tokens)) from error
 
 
 class LineSample(NamedTuple):
@@ -235,7 +242,9 @@ def _split_long_lines(lines: Iterable[str]) -> Iterator[str]:
             yield clean[start : start + _MAX_LINE_CHARACTERS]
 
 
-def _explain_trainer_error(message: str, config: TextConfig) -> DataError:
+def _explain_trainer_error(
+    message: str, config: TextConfig, num_control_tokens: int = 0
+) -> DataError:
     """Return our error for a message of the trainer."""
     too_high = re.search(r"Vocabulary size too high \((\d+)\).*<= (\d+)", message)
     if too_high:
@@ -248,10 +257,11 @@ def _explain_trainer_error(message: str, config: TextConfig) -> DataError:
             fix=f"add --set text.vocab_size={int(too_low[2]) + 100}, or lower "
             "text.character_coverage",
         )
-    if config.byte_fallback and config.vocab_size < _MIN_BYTE_FALLBACK_VOCAB:
+    least = _MIN_BYTE_FALLBACK_VOCAB + num_control_tokens
+    if config.byte_fallback and config.vocab_size < least:
         return DataError(
-            f"text.vocab_size must be at least {_MIN_BYTE_FALLBACK_VOCAB} with "
-            "text.byte_fallback, whose bytes take 256",
+            f"text.vocab_size must be at least {least} with text.byte_fallback, whose bytes take "
+            "256",
             found=str(config.vocab_size),
             fix="raise it, or set text.byte_fallback=false",
         )

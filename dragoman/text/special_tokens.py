@@ -1,4 +1,4 @@
-"""The four special tokens. Their ids are the same in every vocabulary."""
+"""The four special tokens, whose ids are the same in every vocabulary, and language tags."""
 
 from __future__ import annotations
 
@@ -7,3 +7,8 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 """Special tokens by id."""
+
+
+def language_tag(language: str) -> str:
+    """Return the token before sources that are translated into a language, such as <2en>."""
+    return f"<2{language}>"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import itertools
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from dragoman.errors import BundleError, DataError, suggest_name
 from dragoman.storage.atomic import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
 from dragoman.text.sentencepiece_trainer import train_sentencepiece
-from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, language_tag
 
 FORMAT = 1
 _MAX_BYTES = 1 << 20
@@ -79,6 +81,7 @@ _MAX_MODEL_BYTES = 256 << 20
 # SentencePiece writes a space as U+2581, so that character itself would be decoded as a space. It
 # is escaped as two characters: a private one, which is escaped likewise, and a digit.
 _ESCAPE = "\U0010fffd"
+_TAG = re.compile(r"<2(\w+)>")  # as `language_tag` writes it
 
 
 def escape_space_marks(text: str) -> str:
@@ -98,6 +101,8 @@ def _unescape(text: str) -> str:
 
 class Tokenizer:
     """Encodes text as token ids and decodes them; deterministic."""
+
+    first_ids: tuple[int, ...] = ()  # before the tokens of every text: a language tag
 
     def __init__(self, model: bytes, *, algorithm: str, normalization: str) -> None:
         try:
@@ -120,11 +125,17 @@ class Tokenizer:
         self._model, self._processor = model, processor
 
     @classmethod
-    def train(cls, lines: Iterable[str], config: TextConfig) -> Tokenizer:
-        """Train a tokenizer on lines of text, read once as a stream; deterministic."""
+    def train(
+        cls, lines: Iterable[str], config: TextConfig, languages: Sequence[str] = ()
+    ) -> Tokenizer:
+        """Train a tokenizer on lines of text, read once as a stream; deterministic.
+
+        The vocabulary has a tag for each of `languages`, which no text is encoded as.
+        """
         prepared = (escape_space_marks(normalize(line, config.normalization)) for line in lines)
+        tags = [language_tag(language) for language in languages]
         return cls(
-            train_sentencepiece(prepared, config),
+            train_sentencepiece(prepared, config, tags),
             algorithm=config.tokenizer,
             normalization=config.normalization,
         )
@@ -164,6 +175,29 @@ class Tokenizer:
         """Return the serialized tokenizer for another process; see `tokenizer_from_frames`."""
         return [f"{self.algorithm}\n{self.normalization}".encode(), self._model, b""]
 
+    @functools.cached_property
+    def tag_ids(self) -> dict[str, int]:
+        """The ids of the language tags, by language; empty for a vocabulary without tags."""
+        sp, found = self._processor, dict[str, int]()
+        for number in range(len(SPECIAL_TOKENS), sp.get_piece_size()):
+            if not sp.is_control(number):  # control tokens come first
+                break
+            if match := _TAG.fullmatch(sp.id_to_piece(number)):
+                found[match[1]] = number
+        return found
+
+    def tagged(self, language: str) -> Tokenizer:
+        """Return a tokenizer that begins every text with a language's tag; raise if it has none."""
+        if language not in self.tag_ids:
+            raise DataError(
+                "a target language must have a tag in the vocabulary",
+                found=f"{language!r:.40}",
+                fix=f"the languages are {', '.join(sorted(self.tag_ids)) or 'none'}",
+            )
+        tokenizer = copy.copy(self)
+        tokenizer.first_ids = (self.tag_ids[language],)
+        return tokenizer
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without BOS and EOS."""
         return self.encode_batch([text])[0]
@@ -172,7 +206,7 @@ class Tokenizer:
         """Encode texts in one call, which is faster than one by one."""
         prepared = [escape_space_marks(normalize(text, self.normalization)) for text in texts]
         try:
-            return self._processor.encode(prepared, num_threads=threads)
+            rows = self._processor.encode(prepared, num_threads=threads)
         except (
             RuntimeError,
             UnicodeError,
@@ -180,6 +214,7 @@ class Tokenizer:
         ) as error:
             # the binding names neither the text nor the position
             raise invalid_text_error(prepared) from error
+        return [[*self.first_ids, *row] for row in rows] if self.first_ids else rows
 
     def encode_with_dropout(
         self, text: str, *, dropout: float, generator: Callable[[], float]
@@ -197,9 +232,10 @@ class Tokenizer:
                 found=str(dropout),
                 fix="set text.bpe_dropout=0.1",
             )
-        return self._bpe_encoder.encode(
+        ids = self._bpe_encoder.encode(
             escape_space_marks(normalize(text, self.normalization)), dropout, generator
         )
+        return [*self.first_ids, *ids] if self.first_ids else ids
 
     def decode(self, ids: TokenIds) -> str:
         """Return the text of token ids; special tokens other than unknown are dropped."""
@@ -240,7 +276,8 @@ class Tokenizer:
         normal = [
             i
             for i in range(len(SPECIAL_TOKENS), len(self))
-            if not sp.is_byte(i) and (self.algorithm != "bpe" or len(sp.id_to_piece(i)) > 1)
+            if not (sp.is_byte(i) or sp.is_control(i))
+            and (self.algorithm != "bpe" or len(sp.id_to_piece(i)) > 1)
         ]
         ranks: list[int | None] = [None] * len(self)
         for rank, number in enumerate(sorted(normal, key=lambda i: (-sp.get_score(i), i))):
@@ -295,12 +332,18 @@ class Tokenizers(NamedTuple):
 
 
 def train_tokenizers(
-    src_lines: Iterable[str], tgt_lines: Iterable[str], config: TextConfig
+    src_lines: Iterable[str],
+    tgt_lines: Iterable[str],
+    config: TextConfig,
+    languages: Sequence[str] = (),
 ) -> Tokenizers:
-    """Train the tokenizers of both sides; a shared one reads both sides alternately."""
+    """Train the tokenizers of both sides; a shared one reads both sides alternately.
+
+    It has a tag for each of `languages`.
+    """
     if config.shared_vocab:
         both = itertools.chain.from_iterable(zip(src_lines, tgt_lines, strict=True))
-        shared = Tokenizer.train(both, config)
+        shared = Tokenizer.train(both, config, languages)
         return Tokenizers(shared, shared)
     return Tokenizers(Tokenizer.train(src_lines, config), Tokenizer.train(tgt_lines, config))
 

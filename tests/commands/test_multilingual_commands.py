@@ -1,0 +1,325 @@
+"""Models of several directions: training, translating, scoring, explaining, fine-tuning."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dragoman.bundle import Bundle
+from dragoman.cli.app import main
+from dragoman.inference import Translator
+from dragoman.text.tokenizer import load_tokenizers
+
+SETTINGS = {
+    "train.steps": "120", "train.warmup_steps": "20", "train.checkpoint_every": "60",
+    "train.validate_every": "60", "train.threads": "1", "train.batch_tokens": "600",
+    "train.learning_rate": "0.01", "model.width": "32", "model.heads": "2",
+    "model.ffn_width": "64", "model.encoder": "[transformer*1]",
+    "model.decoder": "[transformer*1]", "model.dropout": "0", "text.tokenizer": "characters",
+    "train.precision": "float32",
+}  # fmt: skip
+LETTERS = "abcdefgh"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write three languages: aa in small letters, bb the same in capitals, cc as digits."""
+    folder, draw = tmp_path_factory.mktemp("languages"), random.Random(5)
+    digits = str.maketrans(LETTERS, "12345678")
+    for name, count in (("train", 400), ("dev", 12)):
+        words = ["".join(draw.choices(LETTERS, k=draw.randint(2, 4))) for _ in range(count)]
+        texts = {
+            "aa": words,
+            "bb": [word.upper() for word in words],
+            "cc": [word.translate(digits) for word in words],
+        }
+        for language, lines in texts.items():
+            (folder / f"{name}.{language}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def train(corpus: Path, out: Path, *options: str, valid: bool = True) -> int:
+    cache = f"data.cache_dir={out.parent / 'cache'}"
+    settings = [f"--set={path}={value}" for path, value in SETTINGS.items()]
+    pairs = [
+        argument
+        for languages in ("aa-bb", "aa-cc")
+        for option, name in (("--pair", "train"), ("--valid-pair", "dev"))
+        if valid or option == "--pair"
+        for argument in (
+            option,
+            languages,
+            *(str(corpus / f"{name}.{each}") for each in languages.split("-")),
+        )
+    ]
+    return main(
+        [
+            *("train", "--out", str(out), "--recipe", "tiny", *settings, "--set", cache),
+            *([] if "--init-from" in options else pairs),
+            *options,
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train four directions."""
+    out = tmp_path_factory.mktemp("multilingual") / "model"
+    assert train(corpus, out, "--both-directions") == 0
+    return out
+
+
+def scripts(texts: list[str]) -> list[str]:
+    """Return the language of each text, by its characters: a short training writes wrong words."""
+    known = {"aa": LETTERS, "bb": LETTERS.upper(), "cc": "12345678"}
+    return [
+        next((name for name, letters in known.items() if text and not set(text) - set(letters)), "")
+        for text in texts
+    ]
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_tag_decides_the_target_language(model: Path) -> None:
+    translator = Translator.load(model, device="cpu")
+    words = ["abc", "fed", "hh", "gab"]
+    assert translator.directions == ["aa-bb", "bb-aa", "aa-cc", "cc-aa"]
+    for language in ("bb", "cc"):
+        found = translator.translate(words, target_language=language)
+        assert scripts(found) == [language] * 4
+    # Backwards there is one target language, and each source is identified.
+    assert scripts(translator.translate(["ABC", "654"])) == ["aa", "aa"]
+    assert translator.identify_languages(["FED", "712", "hab"]) == ["bb", "cc", "aa"]
+    assert "aa-bb, bb-aa, aa-cc, cc-aa" in repr(translator)
+
+
+def test_engines_read_the_tag(model: Path) -> None:
+    words = ["abc", "fed"]
+    for options in ({"engine": "native"}, {"precision": "int8"}, {"target_language": "cc"}):
+        translator = Translator.load(model, device="cpu", **options)
+        found = translator.translate(words, source_language="aa", target_language="bb")
+        assert scripts(found) == ["bb", "bb"]
+
+
+def test_every_segment_of_a_long_line_begins_with_the_tag(model: Path) -> None:
+    translator = Translator.load(model, device="cpu")
+    [found] = translator.stream(["abc\nfed"], target_language="bb")
+    assert scripts(found.text.split("\n")) == ["bb", "bb"]
+    assert [token for token in found.src_tokens if token.startswith("<2")] == ["<2bb>"] * 2
+    assert (found.source_language, found.target_language) == ("aa", "bb")
+
+
+def test_the_directory_has_directions_tags_and_an_identifier(model: Path) -> None:
+    bundle = Bundle.load(model)
+    assert bundle.manifest["directions"] == ["aa-bb", "bb-aa", "aa-cc", "cc-aa"]
+    assert bundle.tokenizers.src.tag_ids == {"aa": 4, "bb": 5, "cc": 6}
+    assert bundle.identifier is not None
+    assert (model / "text" / "language_id.npy").stat().st_size < 60_000
+    assert {case["target_language"] for case in bundle.golden["cases"]} == {"aa", "bb", "cc"}
+    assert all(case["src"][0] in (4, 5, 6) for case in bundle.golden["cases"])
+    card = (model / "card.md").read_text()
+    assert "Multilingual translator: aa-bb, bb-aa, aa-cc, cc-aa" in card
+    assert "validation set aa-cc, all 12 pairs" in card
+    assert "pairs by direction" in card
+
+
+def test_validation_reports_each_direction_and_the_mean(model: Path) -> None:
+    lines = (model / "training" / "log.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    [*_, last] = [each for each in records if each.get("event") == "validation"]
+    losses = [last[f"loss_{name}"] for name in ("aa-bb", "bb-aa", "aa-cc", "cc-aa")]
+    assert last["loss"] == pytest.approx(np.mean(losses))
+    assert last["bleu"] == pytest.approx(
+        np.mean([last[f"bleu_{name}"] for name in ("aa-bb", "bb-aa", "aa-cc", "cc-aa")])
+    )
+
+
+def test_translate_names_and_detects_languages(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = output(capsys, "translate", "-m", str(model), "--to", "cc", "--json", "abc")
+    found = json.loads(out)
+    assert code == 0
+    assert scripts([found["text"]]) == ["cc"]
+    assert (found["source_language"], found["target_language"]) == ("aa", "cc")
+    code, out, _ = output(capsys, "translate", "-m", str(model), "--from", "bb", "ABC")
+    assert (code, scripts([out.strip()])) == (0, ["aa"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["abc"], "which the model translates into bb and cc; add --to bb"),
+        (["--to", "zz", "abc"], "its directions are aa-bb, bb-aa, aa-cc, cc-aa"),
+        (["--to", "cc", "--from", "bb", "ABC"], "found --from 'bb' and --to 'cc'"),
+    ],
+)
+def test_directions_that_it_does_not_have_are_listed(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = output(capsys, "translate", "-m", str(model), *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_model_of_one_direction_has_no_other(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = output(capsys, "translate", "-m", str(bundle), "--to", "fr", "Hund")
+    assert code == 2
+    assert "found 'fr' for a model of de-en only; leave it out" in err
+    code, out, _ = output(
+        capsys, "translate", "-m", str(bundle), "--to", "en", "--from", "de", "--json", "Hund"
+    )
+    assert code == 0
+    assert "source_language" not in json.loads(out)
+
+
+def test_score_evaluate_explain_and_doctor(
+    model: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: str(corpus / f"dev.{name}") for name in ("aa", "bb", "cc")}
+    scores = {}
+    for to in ("bb", "cc"):
+        code, out, _ = output(
+            capsys,
+            *("score", "-m", str(model), "--src", files["aa"], "--tgt", files["bb"], "--to", to),
+        )
+        assert code == 0
+        scores[to] = sum(map(float, out.split()))
+    assert scores["bb"] > scores["cc"] + 50  # the target is bb
+    code, out, _ = output(
+        capsys,
+        *("evaluate", str(model), "--src", files["aa"], "--ref", files["cc"], "--to", "cc"),
+        "--json",
+    )
+    assert code == 0
+    assert '"chrF2"' in out
+    code, out, _ = output(capsys, "explain", "-m", str(model), "--to", "cc", "--json", "abc")
+    assert code == 0
+    found = json.loads(out)
+    assert found["request"]["source_lang"] == "aa"
+    assert found["request"]["target_lang"] == "cc"
+    first = found["source"]["tokens"][0]
+    assert (first["text"], first["special"], first["span"]) == ("<2cc>", True, [0, 0])
+    code, out, _ = output(capsys, "doctor", str(model))
+    assert code == 0
+    assert "FAIL" not in out
+
+
+def test_branches_and_ablations_keep_the_direction(model: Path) -> None:
+    translator = Translator.load(model, device="cpu")
+    explanation = translator.explain("abc", target_language="cc")
+    assert scripts([explanation.target.text]) == ["cc"]
+    ablation = translator.ablate(explanation, [f"{explanation.sites[0].id}.0"])
+    assert set(ablation.target.text) <= set("12345678")
+    branch = translator.branch(explanation, 1, explanation.target.tokens[0].id)
+    assert branch.source.tokens[0].text == "<2cc>"
+
+
+def test_one_direction_is_tuned_further(
+    model: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bidirectional pre-training: a model of both directions, then one of them."""
+    out = tmp_path / "tuned"
+    arguments = ["--init-from", str(model), "--pair", "aa-bb"]
+    arguments += [str(corpus / "train.aa"), str(corpus / "train.bb"), "--set", "train.steps=2"]
+    assert main(["train", "--out", str(out), *arguments]) == 0
+    tuned = Bundle.load(out)
+    assert tuned.config.data.directions == ("aa-bb",)
+    assert tuned.identifier is None
+    assert tuned.tokenizers.src.tag_ids == {"aa": 4, "bb": 5, "cc": 6}
+    capsys.readouterr()
+    code, text, _ = output(capsys, "translate", "-m", str(out), "abc")
+    assert (code, scripts([text.strip()])) == (0, ["bb"])
+    # A language that the vocabulary has no tag for.
+    arguments[3] = "aa-zz"
+    assert main(["train", "--out", str(tmp_path / "other"), *arguments]) == 2
+    assert "found 'zz'; the languages are aa, bb, cc" in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_with_its_identifier(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    short = (
+        "--set=train.steps=2",
+        "--set=train.validate_every=2",
+        "--set=train.checkpoint_every=2",
+    )
+    assert train(corpus, out, "--both-directions", *short, valid=False) == 0
+    assert "held out, at most 1,000 of each file" in capsys.readouterr().err
+    before = (out / "text" / "language_id.npy").read_bytes()
+    shutil.rmtree(out / "training" / "text")
+    assert main(["train", "--out", str(out), "--resume", "--set", "train.steps=4"]) == 0
+    assert (out / "text" / "language_id.npy").read_bytes() == before
+    averaged = tmp_path / "averaged"
+    assert main(["average", str(out), "--last", "2", "--out", str(averaged)]) == 0
+    assert (averaged / "text" / "language_id.npy").read_bytes() == before
+    assert Translator.load(averaged, device="cpu").translate([""], target_language="cc") == [""]
+
+
+def test_held_out_pairs_are_trained_on_in_no_direction(corpus: Path, tmp_path: Path) -> None:
+    from dragoman.config import read_config
+    from dragoman.runs.data_preparation import open_corpora
+
+    config = read_config(
+        overrides=[
+            f"data.src={corpus / 'train.aa'}",
+            f"data.tgt={corpus / 'train.bb'}",
+            "data.languages=[aa-bb]",
+            "data.directions=[aa-bb, bb-aa]",
+            "text.language_tags=true",
+        ]
+    )
+    corpora = open_corpora(config.data)
+    assert corpora.valid is not None
+    lines = {"train": set[int](), "valid": set[int]()}
+    for part, corpus_part in (("train", corpora.train), ("valid", corpora.valid)):
+        pairs = list(corpus_part.pairs())
+        assert {pair.direction for pair in pairs} == {"aa-bb", "bb-aa"}
+        for pair in pairs:
+            start = (
+                0
+                if pair.direction == "aa-bb"
+                else max(each.number for each in pairs if each.direction == "aa-bb")
+            )
+            lines[part].add(pair.number - start)
+            small, capital = sorted((pair.src, pair.tgt), reverse=True)
+            assert small.upper() == capital
+    assert not lines["train"] & lines["valid"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--both-directions"], "--both-directions goes with --pair; found it alone"),
+        (["--valid-pair", "aa-bb", "x", "y"], "--valid-pair goes with --pair; found it alone"),
+        (["--pair", "aabb", "x", "y"], "joined by a hyphen, such as de-en; found 'aabb'"),
+        (["--pair", "aa-bb", "x", "y", "--src", "z"], "found --src too; give every file by --pair"),
+        (["--pair", "aa-bb", "x"], "--pair"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, _, err = output(capsys, "train", "--out", str(tmp_path / "m"), *arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_text_like_a_tag_is_text(model: Path) -> None:
+    tokenizer = load_tokenizers(model / "text").src
+    assert not set(tokenizer.encode("<2bb> abc")) & set(tokenizer.tag_ids.values())
+    assert tokenizer.tagged("bb").encode("abc") == [5, *tokenizer.encode("abc")]
+    assert tokenizer.decode([5, *tokenizer.encode("abc")]) == "abc"
