@@ -50,6 +50,7 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "recipe": str,
         "src_lang": str,
         "tgt_lang": str,
+        "directions": list,
         "parameters": int,
         "encoder": list,
         "decoder": list,
