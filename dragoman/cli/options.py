@@ -69,6 +69,13 @@ def _command_callback(command: str, runs: str = "") -> Callable[[typer.Context, 
     return callback
 
 
+def _check_models(context: typer.Context, paths: list[Path]) -> list[Path]:
+    """Raise BundleError unless all paths are translation models."""
+    for path in [] if context.resilient_parsing else paths:
+        require_command(path, str(context.info_name), "translate")
+    return paths
+
+
 def check_run(context: typer.Context, path: Path) -> Path:
     """Raise BundleError unless the path is a directory with a model or a training run in it."""
     begun = any((path / "training" / name).exists() for name in ("config.json", "status.json"))
@@ -118,6 +125,17 @@ def _model_option(command: str, runs: str = "") -> Any:
 
 
 ModelOption = Annotated[Path, _model_option("", "translate")]  # a translation model
+ModelsOption = Annotated[
+    list[Path],
+    typer.Option(
+        "--model",
+        "-m",
+        help="Model directory. Repeated: an ensemble, which decodes by the mean of the models' "
+        "log-probabilities.",
+        show_default=False,
+        callback=_check_models,
+    ),
+]
 PredictorOption = Annotated[Path, _model_option("predict")]
 LanguageModelOption = Annotated[Path, _model_option("generate")]
 TranslatorArgument = Annotated[

@@ -28,7 +28,7 @@ from dragoman.cli.options import (
     FromOption,
     JsonOption,
     LengthPenaltyOption,
-    ModelOption,
+    ModelsOption,
     PrecisionOption,
     ShortlistOption,
     ToOption,
@@ -64,7 +64,7 @@ def _check_mbr(context: typer.Context, name: str | None) -> str | None:
 
 
 def translate(
-    model: ModelOption,
+    model: ModelsOption,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="Texts to translate; by default standard input is read."),

@@ -18,6 +18,8 @@ from torch import nn
 
 from dragoman.attention import recorder
 from dragoman.attention.recorder import RecordableAttention, edit, find_attentions
+from dragoman.bundle.bundle import build_loaded_model
+from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search import (
@@ -33,6 +35,7 @@ from dragoman.inference.cpu.shortlist import Shortlist
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, has_finite_weights
 from dragoman.inference.cuda.cuda_backend import CudaBackend, EagerSearchBackend
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +123,17 @@ class NativeEngine:
         return self._loaded
 
     @property
+    def models(self) -> list[EncoderDecoder]:
+        """All models that decide an output: one, or several of an ensemble."""
+        return [self.model]
+
+    def copy_to_cpu(self, config: Config, tokenizers: Tokenizers) -> NativeEngine:
+        """Return an engine of the same weights on the CPU."""
+        weights = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        model = build_loaded_model(config, tokenizers, weights)
+        return NativeEngine(lambda: model)
+
+    @property
     def has_hooks(self) -> bool:
         """Whether the calling thread records or edits the model: then it must run it itself."""
         return (
@@ -140,11 +154,10 @@ class NativeEngine:
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Encode a batch and search; return at least one hypothesis per row, best first."""
         with self.single_threaded(), torch.inference_mode():
-            is_modified = _is_modified(self.model)
-            found = None if is_modified else self._generate_on_cuda(request)
+            found = self._generate_on_cuda(request)
             if found is not None:
                 return found
-            inference_model = self._inference_model(request.strategy, is_modified=is_modified)
+            inference_model = self.inference_model(request.strategy)
             try:
                 if not self._has_nonfinite_weights:
                     return self._search(inference_model, request)
@@ -170,7 +183,12 @@ class NativeEngine:
 
     def _generate_on_cuda(self, request: SearchRequest) -> list[list[Hypothesis]] | None:
         """Search by CUDA graphs; None if the model itself must run."""
-        if self.device.type != "cuda" or self.model.training or request.observer is not None:
+        if (
+            self.device.type != "cuda"
+            or self.model.training
+            or request.observer is not None
+            or _is_modified(self.model)
+        ):
             return None
         if request.constraints:
             _log_graphs_unused()
@@ -183,11 +201,11 @@ class NativeEngine:
         on_cuda = self.device.type == "cuda"
         return _InferenceModel(self.model, EagerSearchBackend() if on_cuda else REFERENCE_BACKEND)
 
-    def _inference_model(self, strategy: SearchStrategy, *, is_modified: bool) -> _InferenceModel:
+    def inference_model(self, strategy: SearchStrategy) -> _InferenceModel:
         """Return the fastest form of the model that computes the same, converting it if needed."""
         model = self.model
         is_too_wide = (strategy.beam_size or 1) > MAX_CPU_BEAM
-        if is_too_wide or is_modified or model.training or self.device.type != "cpu":
+        if is_too_wide or self.device.type != "cpu" or model.training or _is_modified(model):
             return self._plain_model()
         with self._convert_lock:
             weights_version = _weights_version(model)

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.bundle.bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
@@ -62,6 +62,7 @@ from dragoman.inference.branches import branch_prefix, compute_branches, list_br
 from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
+from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
 from dragoman.inference.minimum_bayes_risk import rank_candidates
 from dragoman.inference.native_engine import NativeEngine
@@ -119,13 +120,17 @@ class BatchTranslator:
         self._cpu_translator: BatchTranslator | None = None
         self._max_batch_tokens = sys.maxsize  # padded source tokens known to fit in memory
         # One of the learned positions is for EOS.
-        self._max_positions = (
-            config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
+        configs = native.configs if isinstance(native, EnsembleEngine) else (config,)
+        self._max_positions = min(
+            each.model.max_positions - 1 if each.model.positions == "learned" else sys.maxsize
+            for each in configs
         )
-        self.max_segment_tokens = min(config.data.max_length, self._max_positions)
+        self.max_segment_tokens = min(
+            *(each.data.max_length for each in configs), self._max_positions
+        )
         self._compiled_constraints: dict[tuple[Constraint, ...], CompiledConstraints] = {}
         self._compile_lock = threading.Lock()
-        self._pairwise_metrics: dict[str, PairwiseMetric] = {}
+        self._pairwise_metrics: dict[tuple[str, str], PairwiseMetric] = {}
 
     def translate_batch(
         self,
@@ -414,7 +419,8 @@ class BatchTranslator:
         texts = self.detokenize(found)
         if options.mbr is None:
             return _SearchedBatch(found, texts, [[] for _ in segments])
-        utility, sampled = self._pairwise_metric(options.mbr), options.draws_samples
+        language = options.target_language or self._config.data.tgt_lang
+        utility, sampled = self._pairwise_metric(options.mbr, language), options.draws_samples
         ranked = [
             rank_candidates(*each, utility, sampled=sampled)
             for each in zip(found, texts, strict=True)
@@ -425,16 +431,15 @@ class BatchTranslator:
             [each.utilities[: options.nbest] for each in ranked],
         )
 
-    def _pairwise_metric(self, name: str) -> PairwiseMetric:
-        """Return the utility of minimum Bayes risk decoding."""
-        with self._compile_lock:
-            if name not in self._pairwise_metrics:
-                from dragoman.evaluate.pairwise_scores import build_pairwise_metric  # sacreBLEU
+    def _pairwise_metric(self, name: str, language: str) -> PairwiseMetric:
+        """Return the utility of minimum Bayes risk decoding into a language."""
+        from dragoman.evaluate.pairwise_scores import build_pairwise_metric  # imports sacreBLEU
 
-                self._pairwise_metrics[name] = build_pairwise_metric(
-                    name, self._config.data.tgt_lang
-                )
-            return self._pairwise_metrics[name]
+        with self._compile_lock:
+            key = (name, language)
+            if key not in self._pairwise_metrics:
+                self._pairwise_metrics[key] = build_pairwise_metric(name, language)
+            return self._pairwise_metrics[key]
 
     def _retry_options(
         self, segment: Segment, options: TranslationOptions
@@ -477,11 +482,7 @@ class BatchTranslator:
         """The same model on the CPU, for sentences that do not fit in GPU memory."""
         with self._fallback_lock:
             if self._cpu_translator is None:
-                weights = {
-                    name: tensor.cpu() for name, tensor in self.native.model.state_dict().items()
-                }
-                model = build_loaded_model(self._config, self._tokenizers, weights)
-                native = NativeEngine(lambda: model)
+                native = self.native.copy_to_cpu(self._config, self._tokenizers)
                 self._cpu_translator = BatchTranslator(
                     native, native, self._tokenizers, self._config
                 )
@@ -490,13 +491,22 @@ class BatchTranslator:
     def _align_batch(
         self, segments: Sequence[Segment], found: Sequence[Sequence[Hypothesis]]
     ) -> list[AttentionWeights] | None:
-        """Align the best outputs with their sources; None if the model has no cross-attention."""
+        """Align the best outputs with their sources; None if a model has no cross-attention.
+
+        The alignment of an ensemble is the mean of its models'.
+        """
+        sources = [segment.src for segment in segments]
+        targets = [hypotheses[0].tokens for hypotheses in found]
+        alignments = list[list[AttentionWeights]]()
         with self.native.single_threaded():
-            return align_batch(
-                self.native.model,
-                [segment.src for segment in segments],
-                [hypotheses[0].tokens for hypotheses in found],
-            )
+            for model in self.native.models:
+                aligned = align_batch(model, sources, targets)
+                if aligned is None:
+                    return None
+                alignments.append(aligned)
+        if len(alignments) == 1:
+            return alignments[0]
+        return [np.mean(rows, axis=0) for rows in zip(*alignments, strict=True)]
 
     def _build_translation(
         self,
@@ -591,7 +601,7 @@ class Translator:
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         *,
         device: str | torch.device = "auto",
         engine: str = "auto",
@@ -600,7 +610,9 @@ class Translator:
         shortlist: tuple[str | Path, str | Path] | None = None,
         target_language: str | None = None,
     ) -> Translator:
-        """Load a model directory. The device `auto` is a GPU if there is one.
+        """Load a model directory, or several as an ensemble that decodes by their mean.
+
+        The device `auto` is a GPU if there is one.
 
         The precision is `float32`, on a CPU also `int8`, on a GPU also `float16` or `bfloat16`; the
         default is float16 on a GPU with tensor cores, else float32.
@@ -622,6 +634,17 @@ class Translator:
             if shortlist is None
             else ParallelFiles(Path(shortlist[0]), Path(shortlist[1]), on_bad_line="skip")
         )
+
+        if not isinstance(path, (str, Path)) and len(path) != 1:
+            return cls._load_ensemble(
+                path,
+                device,
+                engine=engine,
+                precision=precision,
+                shortlist=shortlist,
+                target_language=target_language,
+            )
+        path = path if isinstance(path, (str, Path)) else path[0]
 
         def load_on(where: torch.device) -> Translator:
             bundle = Bundle.load(path, device=where)
@@ -653,6 +676,39 @@ class Translator:
             load_on,
         )
 
+    @classmethod
+    def _load_ensemble(
+        cls,
+        paths: Sequence[str | Path],
+        device: str | torch.device,
+        *,
+        engine: str,
+        precision: str | None,
+        shortlist: object,
+        target_language: str | None,
+    ) -> Translator:
+        """Load several models as one; the search settings are those of the first."""
+        if not paths:
+            raise ConfigError(["an ensemble needs at least one model; found none; name two"])
+        if engine not in ("auto", "native") or shortlist is not None:
+            found = "a shortlist" if shortlist is not None else f"the engine {engine}"
+            raise ConfigError(
+                [f"an ensemble runs on the native engine as it is; found {found}; leave it out"]
+            )
+
+        def load_on(where: torch.device) -> Translator:
+            ensemble, first = EnsembleEngine.load(paths, where, precision=precision)
+            return cls(
+                ensemble,
+                first.tokenizers,
+                first.config,
+                identifier=first.identifier,
+                target_language=target_language,
+            )
+
+        is_on_cpu = device == "auto" and requires_cpu(engine, precision)
+        return run_with_cpu_fallback(choose_device("cpu" if is_on_cpu else device), load_on)
+
     def __repr__(self) -> str:
         """Return languages, recipe and engine in one line, without loading weights."""
         data, recipe = self.config.data, self.config.recipe or "none"
@@ -672,7 +728,7 @@ class Translator:
 
     @property
     def model(self) -> EncoderDecoder:
-        """The PyTorch model, whichever engine translates."""
+        """The PyTorch model, whichever engine translates; an ensemble has none: ConfigError."""
         return self._native.model
 
     @property
@@ -778,7 +834,7 @@ class Translator:
         a method, or None for none. The other options are the fields of `TranslationOptions`; by
         default the second best is searched for too, so that it can be seen why it lost.
         """
-        chosen = _parse_options(options)
+        chosen, model = _parse_options(options), self.model
         if chosen.mbr is not None:
             raise ConfigError(
                 [
@@ -807,7 +863,7 @@ class Translator:
             )
             with self._native.single_threaded():
                 explanation = explain_pair(
-                    self.model,
+                    model,
                     self.tokenizers,
                     config,
                     text=segment.text,

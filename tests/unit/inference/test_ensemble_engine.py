@@ -1,0 +1,208 @@
+"""Translators of several models: outputs, batches, memory, long lines, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from translator_kit import CONFIG, TEXT, write_random
+
+from dragoman.bundle import write_bundle
+from dragoman.cli.app import main
+from dragoman.config import Config
+from dragoman.decoding.search import SearchRequest
+from dragoman.errors import BundleError, ConfigError, DivergedError
+from dragoman.inference import Translator
+from dragoman.inference.ensemble_engine import EnsembleEngine
+from dragoman.models.factory import build_model
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(12)]
+RECURRENT = {"encoder": ("lstm",), "decoder": ("lstm(attention=additive)",)}
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return train_tokenizers(TEXT, TEXT, CONFIG.text)
+
+
+def write_other(path: Path, tokenizers: Tokenizers, config: Config) -> Path:
+    """Write a model of other random weights."""
+    torch.manual_seed(8)
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    weights = {
+        name: tensor * 2.5 if tensor.dim() > 1 else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    config = config.replace(decode={"max_length_ratio": 1.0, "max_length_extra": 6})
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, golden=TEXT[:2])
+    return path
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    recurrent = CONFIG.replace(model=RECURRENT, data={"max_length": 20})
+    return [
+        write_random(folder / "a", tokenizers),
+        write_other(folder / "b", tokenizers, recurrent),
+    ]
+
+
+@pytest.fixture(scope="module")
+def ensemble(paths: list[Path]) -> Translator:
+    return Translator.load(paths, device="cpu")
+
+
+def texts(translator: Translator, **options: Any) -> list[str]:
+    return translator.translate(LINES, **options)
+
+
+def test_two_models_decide_together(paths: list[Path], ensemble: Translator) -> None:
+    alone = [texts(Translator.load(path, device="cpu"), beam=3) for path in paths]
+    together = texts(ensemble, beam=3)
+    assert together not in alone
+    assert texts(Translator.load(paths[::-1], device="cpu"), beam=3) == together
+    assert "ensemble of 2" in repr(ensemble)
+
+
+def test_the_same_model_twice_changes_nothing(paths: list[Path]) -> None:
+    twice = Translator.load([paths[0], str(paths[0])], device="cpu")
+    for options in ({"beam": 1}, {"beam": 4}, {"sample": True, "seed": 3}):
+        assert texts(twice, **options) == texts(Translator.load([paths[0]]), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam": 1},
+        {"beam": 4, "nbest": 2},
+        {"sample": True, "seed": 5},
+        {"mbr": "chrf", "samples": 4},
+    ],
+)
+def test_neighbours_in_the_batch_change_nothing(
+    ensemble: Translator, options: dict[str, Any]
+) -> None:
+    one = list(ensemble.stream(LINES, batch_size=1, **options))
+    many = list(ensemble.stream(LINES, batch_size=64, **options))
+    assert [each.text for each in many] == [each.text for each in one]
+    assert [each.score for each in many] == pytest.approx([each.score for each in one], abs=1e-4)
+
+
+def test_lines_are_split_for_the_shortest_member(ensemble: Translator) -> None:
+    """The second was trained on sources of at most 20 tokens, the first of 40."""
+    [found] = ensemble.stream(["Ein Mann geht. Eine Frau steht! " * 2])
+    assert any("more than the 20" in note for note in found.notes)
+
+
+def test_the_alignment_is_the_mean_of_the_members(paths: list[Path], ensemble: Translator) -> None:
+    [found] = ensemble.stream(LINES[2:3], alignment=True, beam=2)
+    assert found.alignment is not None
+    assert found.alignment.sum(axis=1) == pytest.approx(np.ones(len(found.tokens)), abs=1e-4)
+    ids = {piece: number for number, piece in enumerate(ensemble.tokenizers.tgt.tokens(range(330)))}
+    forced = [ids[token] for token in found.tokens]
+    alone = [
+        next(iter(Translator.load(path).stream(LINES[2:3], alignment=True, prefix_ids=forced)))
+        for path in paths
+    ]
+    mean = np.mean([each.alignment[: len(forced)] for each in alone], axis=0)
+    assert found.alignment == pytest.approx(mean, abs=1e-4)
+
+
+def test_a_batch_that_overflows_in_a_converted_form_runs_the_models(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = Translator.load(paths, device="cpu")
+    expected = texts(ensemble, beam=2)
+    original, forms = EnsembleEngine._search_with, list[bool]()
+
+    def overflow_once(self: EnsembleEngine, models: Any, request: SearchRequest) -> Any:
+        forms.append(models[0] is self.models[0])
+        if not forms[-1]:
+            raise DivergedError("finite", found="NaN", fix="")
+        return original(self, models, request)
+
+    monkeypatch.setattr(EnsembleEngine, "_search_with", overflow_once)
+    assert texts(ensemble, beam=2) == expected
+    assert True in forms
+
+
+def test_a_copy_on_the_cpu_translates_the_same(ensemble: Translator) -> None:
+    copied = ensemble._native.copy_to_cpu(ensemble.config, ensemble.tokenizers)
+    other = Translator(copied, ensemble.tokenizers, ensemble.config)
+    assert texts(other, beam=2) == texts(ensemble, beam=2)
+
+
+def test_what_needs_one_model_is_refused(ensemble: Translator) -> None:
+    for call in (
+        lambda: ensemble.explain("Ein Mann"),
+        lambda: ensemble.score(["Ein Mann"], ["A man"]),
+        lambda: ensemble.model,
+    ):
+        with pytest.raises(ConfigError, match="found an ensemble of 2; load one of them"):
+            call()
+
+
+def test_other_vocabularies_are_refused_by_name(paths: list[Path], tmp_path: Path) -> None:
+    smaller = CONFIG.replace(text={"vocab_size": 300})
+    path = write_other(tmp_path / "c", train_tokenizers(TEXT, TEXT, smaller.text), smaller)
+    with pytest.raises(BundleError) as error:
+        Translator.load([paths[0], path], device="cpu")
+    assert "same source vocabulary" in str(error.value)
+    assert str(paths[0]) in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_other_languages_are_refused_by_name(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    paths = [
+        write_other(
+            tmp_path / source,
+            tokenizers,
+            CONFIG.replace(data={"src_lang": source, "tgt_lang": "en"}),
+        )
+        for source in ("de", "fr")
+    ]
+    with pytest.raises(BundleError, match=r"from de-en and .* from fr-en"):
+        Translator.load(paths, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "ctranslate2"}, "found the engine ctranslate2"),
+        ({"shortlist": ("a", "b")}, "found a shortlist"),
+    ],
+)
+def test_engines_and_shortlists_are_refused(
+    paths: list[Path], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Translator.load(paths, **options)
+
+
+def test_no_model_is_no_ensemble() -> None:
+    with pytest.raises(ConfigError, match="found none"):
+        Translator.load([])
+
+
+def test_half_precision_on_a_gpu_is_refused(paths: list[Path]) -> None:
+    with pytest.raises(ConfigError, match="found the precision float16"):
+        EnsembleEngine.load(paths, torch.device("cuda"), precision="float16")
+
+
+def test_the_command_takes_several_models(
+    paths: list[Path], ensemble: Translator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [part for path in paths for part in ("-m", str(path))]
+    assert main(["translate", *models, "--device", "cpu", "--json", "--beam", "3", LINES[0]]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == ensemble.translate(LINES[:1], beam=3)[0]
+    assert main(["translate", *models, "-m", "nowhere", "x"]) == 2
+    assert "nowhere" in capsys.readouterr().err
