@@ -19,7 +19,7 @@ from dragoman.runtime import signals
 from dragoman.runtime.standard_streams import make_tolerant, open_missing_descriptors
 
 # Commands that save their work when they are stopped; the others keep Python's own Ctrl-C.
-_SAVING = ("train", "demo")
+_SAVING = ("train", "demo", "tune")
 
 
 def main() -> None:

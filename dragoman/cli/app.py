@@ -34,6 +34,7 @@ from dragoman.cli import (
     settings,
     train,
     translate,
+    tune,
     verify,
 )
 from dragoman.cli.output import print_error, print_note
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 for _module in (
     train,
+    tune,
     translate,
     predict,
     generate,

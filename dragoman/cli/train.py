@@ -385,7 +385,7 @@ def _start_training(
         output_dir.resume_config(resolved, overridden_settings(file, overrides))
     else:
         output_dir.require_usable()
-        _check_corpus_files(resolved)
+        check_corpus_files(resolved)
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
     from dragoman.runs.training_run import train as run
@@ -431,7 +431,7 @@ def _finetune_settings(
     return read_config(file=file, overrides=overrides, base=finetune_config(config.train.init_from))
 
 
-def _check_corpus_files(config: Config | None) -> None:
+def check_corpus_files(config: Config | None) -> None:
     """Raise DataError unless every corpus file that the settings name can be opened."""
     from dragoman.config.config import CORPUS_SETTINGS
     from dragoman.data.file_stream import open_input_file

@@ -58,7 +58,7 @@ from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress import Progress
 from dragoman.training.task import Task
-from dragoman.training.trainer import ReplanSteps, Trainer, ValidateFunction
+from dragoman.training.trainer import RecordCallback, ReplanSteps, Trainer, ValidateFunction
 
 VALIDATION_BATCH_TOKENS = 4000  # padded; without gradients, so it fits wherever training does
 
@@ -161,6 +161,7 @@ class RunBuilder(abc.ABC):
         world: ProcessGroup,
         deadline: Callable[[], float] | None,
         replan: ReplanSteps | None,
+        on_record: RecordCallback | None = None,
     ) -> Trainer:
         """Build the trainer with its model, data and validator."""
         return Trainer(
@@ -176,6 +177,7 @@ class RunBuilder(abc.ABC):
             distributed=world,
             deadline=deadline,
             replan=replan,
+            on_record=on_record,
         )
 
     def steps_of(self, epochs: float) -> int:

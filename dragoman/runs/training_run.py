@@ -59,7 +59,14 @@ from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
 from dragoman.training.progress import Progress, QuietProgress
 from dragoman.training.train_state import TrainState, read_train_state
-from dragoman.training.trainer import DEADLINE, PATIENCE, TARGET, Trainer, TrainResult
+from dragoman.training.trainer import (
+    DEADLINE,
+    PATIENCE,
+    TARGET,
+    RecordCallback,
+    Trainer,
+    TrainResult,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +86,8 @@ def train(
     explicit_settings: Collection[str] = (),
     progress: Progress | None = None,
     spent: float = 0.0,
+    on_record: RecordCallback | None = None,
+    cpu_fallback: bool = True,
 ) -> Path:
     """Train a model and write its directory; a run in `out` is resumed from its latest checkpoint.
 
@@ -86,7 +95,8 @@ def train(
     must be a run. With `override`, a configuration is chosen from the corpus, the device and the
     time budget, and `override` applies the given settings to it. A time budget does not change
     `explicit_settings`, such as "train.steps". `spent` is how many seconds of the time budget were
-    used before this call.
+    used before this call. `on_record` is called with every record of the training log; an exception
+    that it raises ends the run. Without `cpu_fallback`, a GPU that is out of memory is an error.
     """
     config = require_config(config)
     time_budget = TimeBudget(config.train.time_budget if config else 0.0, spent=spent)
@@ -129,6 +139,7 @@ def train(
                 time_budget=time_budget,
                 progress=progress,
                 explicit_settings=explicit_settings,
+                on_record=on_record,
             )
             # The device comes first, so that nobody trains on a CPU unawares (joeynmt#133).
             progress.note(f"training on {describe_hardware(device, world.size)}")
@@ -141,7 +152,12 @@ def train(
                     run.choose_config(override)
                 return run.dry_run() if dry_run else run.execute(request=config)
             except (RuntimeError, MemoryError) as error:
-                if device.type == "cpu" or world.size > 1 or not is_out_of_memory(error):
+                if (
+                    device.type == "cpu"
+                    or world.size > 1
+                    or not cpu_fallback
+                    or not is_out_of_memory(error)
+                ):
                     raise
             del run  # frees the model
             release_memory()
@@ -167,8 +183,10 @@ class TrainingRun:
         time_budget: TimeBudget,
         progress: Progress,
         explicit_settings: Collection[str] = (),
+        on_record: RecordCallback | None = None,
     ) -> None:
         self.config, self.output_dir, self.has_run = config, output_dir, has_run
+        self._on_record = on_record
         self.device, self.world, self.time_budget, self.progress, self.explicit_settings = (
             device,
             world,
@@ -488,6 +506,7 @@ class TrainingRun:
             world=self.world,
             deadline=time_budget.seconds_left if is_limited else None,
             replan=replan if is_limited else None,
+            on_record=self._on_record,
         )
 
     def _start(self, trainer: Trainer, builder: RunBuilder, request: Config) -> None:

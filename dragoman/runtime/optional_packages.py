@@ -13,6 +13,7 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
+    "optuna": "tune",
 }
 
 

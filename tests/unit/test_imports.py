@@ -39,7 +39,7 @@ LAYERS = (
     ("exchange", "doctor"),
     ("runs",),
     ("demo",),
-    ("explore",),
+    ("explore", "lab"),
     ("cli",),
     ("__main__",),
 )

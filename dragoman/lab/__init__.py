@@ -1,0 +1,1 @@
+"""Experiments built on the public functions of the library: hyperparameter search."""

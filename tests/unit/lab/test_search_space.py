@@ -1,0 +1,151 @@
+"""Search expressions: what they mean, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.config import Config, read_config
+from dragoman.errors import ConfigError
+from dragoman.lab.search_space import SearchParameter, apply_values, parse_search
+
+BASE = read_config(recipe="small")
+
+
+def problems(*expressions: str, config: Config = BASE) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        parse_search(expressions, config)
+    return caught.value.problems
+
+
+def test_usual_settings_are_searched_around_the_base() -> None:
+    size, dropout, rate, vocabulary = parse_search((), BASE)
+    assert size == SearchParameter("size", ("128x2", "192x3", "256x4", "384x5"))
+    assert dropout == SearchParameter("model.dropout", low=0.0, high=0.4)
+    assert (rate.name, rate.log) == ("train.learning_rate", True)
+    assert (rate.low, rate.high) == pytest.approx((5e-4, 8e-3))
+    assert vocabulary == SearchParameter("text.vocab_size", ("4000", "8000", "16000"))
+    assert [each.nearest(BASE) for each in (size, dropout, rate, vocabulary)] == [
+        "256x4",
+        0.2,
+        2e-3,
+        "8000",
+    ]
+
+
+def test_usual_settings_that_do_not_apply_are_left_out() -> None:
+    config = read_config(recipe="tiny", overrides=["text.tokenizer=characters"])
+    assert "text.vocab_size" not in {each.name for each in parse_search((), config)}
+    mixed = BASE.replace(model={"encoder": ("transformer", "transformer")})
+    assert "size" not in {each.name for each in parse_search((), mixed)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model.dropout=0.1..0.3", SearchParameter("model.dropout", low=0.1, high=0.3)),
+        ("dropout=0..0.3", SearchParameter("model.dropout", low=0.0, high=0.3)),
+        (
+            "train.learning_rate=1e-4..1e-2:log",
+            SearchParameter("train.learning_rate", low=1e-4, high=1e-2, log=True),
+        ),
+        (
+            "vocab_size=1000..8000:log",
+            SearchParameter("text.vocab_size", low=1000, high=8000, log=True, integer=True),
+        ),
+        ("optimizer=adam, adamw", SearchParameter("train.optimizer", ("adam", "adamw"))),
+        ("size=64x1,256x4", SearchParameter("size", ("64x1", "256x4"))),
+        ("shared_vocab", SearchParameter("text.shared_vocab", ("true", "false"))),
+        (
+            "model.encoder=[bilstm(layers=1, dropout=0.1)],[transformer*2]",
+            SearchParameter(
+                "model.encoder", ("[bilstm(layers=1, dropout=0.1)]", "[transformer*2]")
+            ),
+        ),
+        ("model.qk_norm=none", SearchParameter("model.qk_norm", ("none",))),
+    ],
+)
+def test_expressions(text: str, expected: SearchParameter) -> None:
+    assert parse_search([text], BASE) == (expected,)
+
+
+def test_values_are_applied_and_validated() -> None:
+    config = apply_values(BASE, {"size": "192x3", "model.dropout": 0.25, "text.vocab_size": "4000"})
+    assert config.model.encoder == config.model.decoder == ("transformer*3",)
+    assert (config.model.width, config.model.heads, config.model.ffn_width) == (192, 4, 768)
+    assert (config.model.dropout, config.text.vocab_size) == (0.25, 4000)
+    assert config.train == BASE.train
+    with pytest.raises(ConfigError, match=r"model\.heads"):
+        apply_values(BASE, {"model.width": 130})
+
+
+@pytest.mark.parametrize("width", [64, 96, 100, 128, 192, 250, 384, 512, 1022])
+def test_every_size_has_heads_that_divide_it(width: int) -> None:
+    config = apply_values(BASE, {"size": f"{width}x2"})
+    assert config.model.width % config.model.heads == 0
+    assert not config.problems()
+
+
+def test_the_size_of_the_base_is_the_base() -> None:
+    assert apply_values(BASE, {"size": "256x4"}) == BASE
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("model.dropuot=0..0.3", ("'model.dropuot'", "did you mean model.dropout?")),
+        ("dropuot", ("'dropuot'", "did you mean dropout?")),
+        ("lr=0.1..0.2", ("'lr'", "did you mean train.learning_rate?")),
+        ("zzzzzz", ("'zzzzzz'", "for example size, model.dropout")),
+        ("model.width", ("model.width needs values", "model.width=low..high")),
+        ("model.dropout=0.3..0.1", ("model.dropout", "0.3..0.1", "exchange its ends")),
+        ("model.dropout=0..2", ("model.dropout must be at most", "found 2")),
+        ("model.dropout=a..b", ("two numbers", "'a..b'", "model.dropout=0..0.4")),
+        ("model.width=1.5..3", ("two whole numbers", "'1.5..3'")),
+        ("model.width=1..2..3", ("two whole numbers", "'1..2..3'")),
+        ("learning_rate=0..0.1:log", ("above 0", "0..0.1:log", "leave out :log")),
+        ("learning_rate=1e-3..inf", ("two numbers", "inf")),
+        ("optimizer=adam..sgd", ("no range", "train.optimizer=one,two")),
+        ("optimizer=adam,adamm", ("train.optimizer must be one of", "'adamm'", "did you mean")),
+        ("optimizer=adam,adam", ("once", "adam twice")),
+        ("optimizer=", ("needs 1 to 100 values", "found 0")),
+        ("model.dropout=0.1,x", ("model.dropout", "a number", "'x'")),
+        ("size=256", ("width x layers", "'256'")),
+        ("size=1..2", ("size has no range", "size=128x2,256x4")),
+        ("train.seed=1,2", ("train.seed, which all trials share", "--set train.seed")),
+        ("data.src=a,b", ("data.src, which all trials share",)),
+        ("dropout,model.dropout=0..0.1", ("'dropout,model.dropout'",)),
+    ],
+)  # fmt: skip
+def test_wrong_expressions_name_the_setting_and_the_remedy(
+    text: str, parts: tuple[str, ...]
+) -> None:
+    found = "; ".join(problems(text))
+    assert found.startswith("--search")
+    for part in parts:
+        assert part in found
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert len(problems("dropuot", "model.dropout=3..4", "size", "size=8x1")) == 4
+
+
+def test_size_and_what_it_sets_cannot_both_be_searched() -> None:
+    assert "model.width" in problems("size", "model.width=128,256")[0]
+
+
+def test_size_needs_equal_stacks() -> None:
+    mixed = BASE.replace(model={"encoder": ("transformer", "transformer")})
+    assert "search model.width instead" in problems("size", config=mixed)[0]
+    assert "search model.width instead" in problems("size=8x1", config=mixed)[0]
+
+
+def test_points_of_the_space() -> None:
+    (dropout,) = parse_search(["dropout"], BASE)
+    assert dropout.accepts(0.1)
+    assert not dropout.accepts(0.5)
+    assert not dropout.accepts("0.1")
+    assert not dropout.accepts(True)
+    (width,) = parse_search(["model.width=64..128"], BASE)
+    assert width.accepts(100)
+    assert not width.accepts(100.0)
+    assert width.nearest(BASE) == 128
