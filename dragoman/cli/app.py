@@ -15,6 +15,7 @@ import typer
 
 from dragoman._version import __version__
 from dragoman.cli import (
+    augment,
     average,
     compare,
     data,
@@ -63,6 +64,7 @@ for _module in (
     train,
     tune,
     translate,
+    augment,
     predict,
     generate,
     score,

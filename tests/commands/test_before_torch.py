@@ -48,6 +48,10 @@ MISTAKES = [
     ("translate -m MODEL --sample --beam 3 text", "--beam 3"),
     ("translate -m MODEL --top-k 3 text", "--top-k needs --sample"),
     ("translate -m MODEL --mbr comet text", "found 'comet'"),
+    (
+        "augment -m MODEL --input x --output-src s --output-tgt t --method magic",
+        "found 'magic'",
+    ),
     ("translate -m MODEL --samples 8 text", "--samples needs --mbr"),
     ("translate -m MODEL --beam 0 text", "'0'"),
     ("translate -m MODEL --constraint mirored text", "'mirored'; did you mean mirror?"),

@@ -1,0 +1,76 @@
+"""`dragoman augment`: pairs from text, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.app import main
+
+LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "Das ist ein Haus."]
+
+
+@pytest.fixture
+def mono(tmp_path: Path) -> Path:
+    path = tmp_path / "mono.txt"
+    path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return path
+
+
+def augment(bundle: Path, mono: Path, *more: str) -> int:
+    outputs = ["--output-src", str(mono.with_name("s")), "--output-tgt", str(mono.with_name("t"))]
+    options = ["--method", "back-translation", "--max-ratio", "0", *more]
+    return main(["augment", "-m", str(bundle), "--input", str(mono), *outputs, *options])
+
+
+@pytest.mark.parametrize("search", [[], ["--beam", "2"], ["--sample", "--seed", "3"]])
+def test_pairs_are_written(
+    search: list[str], bundle: Path, mono: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert augment(bundle, mono, "--tag", "--json", *search) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["lines"], found["pairs"], found["dropped"]["empty"]) == (4, 3, 1)
+    source, target = (
+        mono.with_name(name).read_text(encoding="utf-8").split("\n")[:-1] for name in ("s", "t")
+    )
+    assert target == [line for line in LINES if line]
+    assert all(line.startswith("<BT> ") for line in source)
+    if "--sample" not in search:
+        assert main(["translate", "-m", str(bundle), *search, target[0]]) == 0
+        assert capsys.readouterr().out == source[0].removeprefix("<BT> ") + "\n"
+    assert augment(bundle, mono, *search) == 2, "the outputs exist"
+    assert "add --overwrite" in capsys.readouterr().err
+    assert augment(bundle, mono, "--overwrite", *search) == 0
+    assert "3 pairs of 4 lines; dropped 1 empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "magic"], "found 'magic'"),
+        (["--seed", "3"], "--seed needs --sample"),
+        (["--sample", "--beam", "4"], "found both, with --beam 4"),
+        (["--method", "distillation", "--sample"], "found --sample"),
+        (["--method", "distillation", "--tag"], "found --tag"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str],
+    words: str,
+    bundle: Path,
+    mono: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert augment(bundle, mono, *arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_pipe_cannot_be_continued_from(
+    bundle: Path, mono: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert augment(bundle, mono, "--input", "/dev/null") == 2
+    assert "found /dev/null" in capsys.readouterr().err
