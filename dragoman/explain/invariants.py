@@ -22,6 +22,7 @@ from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.multi_head import MultiHead
 from dragoman.attention.recorder import AttentionRecord, find_attentions, record
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
+from dragoman.errors import DataError
 from dragoman.explain.attention_maps import LocatedSite, locate_sites
 from dragoman.explain.explanation import Explanation, TokenizedText
 from dragoman.explain.json_schema import find_problems
@@ -89,7 +90,10 @@ def check_wire_form(explanation: Explanation, budget: int | None) -> list[str]:
             error = float(np.abs(found - expected).max())
             if error > QUANTIZED * max(entry["scale"], 1e-12):
                 problems.append(f"I14: {name} must be within {QUANTIZED} of exact; found {error}")
-    again = Explanation.from_json(explanation.to_json(budget))
+    try:
+        again = Explanation.from_json(explanation.to_json(budget))
+    except DataError as error:
+        return [*problems, f"I14: JSON must be readable; found: {error}"]
     if again.digest != explanation.digest:
         problems.append("I14: JSON must keep the digest")
     return problems

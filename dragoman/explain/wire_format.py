@@ -29,6 +29,7 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
+from dragoman.explain.explanation_checks import find_inconsistencies, find_unusable_values
 from dragoman.explain.json_schema import find_problems
 from dragoman.explain.tensor_codec import decode_tensor, quantize
 
@@ -160,6 +161,8 @@ def decode_explanation(values: Any) -> Explanation:
             found=repr(values.get("version")),
             fix="use the dragoman that wrote it",
         )
+    for problem in find_unusable_values(values):
+        raise _inconsistent(problem)
     if problems := find_problems(values):
         raise DataError(
             "an explanation must follow its schema",
@@ -168,6 +171,8 @@ def decode_explanation(values: Any) -> Explanation:
         )
     tensors = values["tensors"]
     arrays = {name: decode_tensor(entry) for name, entry in tensors.items()}
+    for problem in find_inconsistencies(values, arrays):
+        raise _inconsistent(problem)
     nodes = (values.get("beam") or {}).get("nodes", {})
     return Explanation(
         model=values["model"],
@@ -191,11 +196,18 @@ def decode_explanation(values: Any) -> Explanation:
         arrays={name: array for name, array in arrays.items() if name not in nodes.values()},
         checks=values["checks"],
         missing=values["missing"],
-        pieces={int(each): text for each, text in values.get("pieces", {}).items()},
+        pieces={int(each): text for each, text in values["pieces"].items()},
         branches=values.get("branches", {}),
         ablations=values.get("ablations", {}),
         pools={name: entry["pool"] for name, entry in tensors.items() if entry["pool"]},
         stored_digest=values.get("digest", ""),
+    )
+
+
+def _inconsistent(problem: str) -> DataError:
+    must, _, found = problem.rpartition("; found ")
+    return DataError(
+        f"in an explanation, {must}", found=found, fix="write it with dragoman explain --json"
     )
 
 
@@ -248,7 +260,19 @@ def encode_step(step: Step) -> dict[str, Any]:
 
 def decode_step(values: Mapping[str, Any]) -> Step:
     """Return the step of `encode_step`."""
-    return Step(**{**values, "top": [(each, text, score) for each, text, score in values["top"]]})
+    return Step(
+        **{
+            **values,
+            "logprob": _decode_logprob(values["logprob"]),
+            "entropy": math.nan if values["entropy"] is None else values["entropy"],
+            "top": [(each, text, _decode_logprob(score)) for each, text, score in values["top"]],
+        }
+    )
+
+
+def _decode_logprob(value: float | None) -> float:
+    """Return a log-probability; JSON has no number for the logarithm of 0."""
+    return -math.inf if value is None else value
 
 
 def _decode_site(values: Mapping[str, Any]) -> AttentionSite:
