@@ -12,7 +12,9 @@ import typer
 
 from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.cli.options import (
+    AblationsOption,
     BeamOption,
+    BranchesOption,
     DeviceOption,
     FromOption,
     JsonOption,
@@ -34,6 +36,7 @@ METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusi
 MIN_WIDTH = 40  # columns; narrower terminals wrap by themselves
 # Heads, and parts of some models: a memory, the levels of hierarchical attention, pooling seeds.
 _HEAD = re.compile(r"[a-z]+[0-9]+[a-z]?\.[0-9]+|memory|words|sentences|seed\.[0-9]+")
+_TOP_HEADS = re.compile(r"top([1-9][0-9]?)")
 _FIGURES_PANEL = "Files"
 _SEARCH_PANEL = "What is explained"
 
@@ -137,16 +140,8 @@ def explain(
             rich_help_panel=_FIGURES_PANEL,
         ),
     ] = None,
-    branches: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=8,
-            help="Alternatives of each token to continue from in the file of --html or --json; "
-            "each is a search of its own.",
-            rich_help_panel=_FIGURES_PANEL,
-        ),
-    ] = 0,
+    branches: BranchesOption = 0,
+    ablations: AblationsOption = "",
     device: DeviceOption = "auto",
 ) -> None:
     """Explain one output: attention map, token probabilities, what each word relied on.
@@ -157,6 +152,7 @@ def explain(
     explorer page.
     """
     _check_names(kind, off, attribution)
+    check_ablations(ablations)
     if text is not None and input_ is not None:
         raise ConfigError(
             [f"a text and --input exclude each other; found {text!r:.60} and {input_}; keep one"]
@@ -178,10 +174,17 @@ def explain(
         "source_language": from_,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    _check_task(model, given | ({"branches": branches} if branches else {}))
+    check_task(model, given | ({"branches": branches} if branches else {}))
     if branches and not json and html is None:
         raise ConfigError(
             [f"--branches needs --html or --json; found --branches {branches} alone; add one"]
+        )
+    if ablations and not json and html is None:
+        raise ConfigError(
+            [
+                "--ablations needs --html or --json; found --ablations "
+                f"{ablations:.40} alone; add one, or switch heads off with --off"
+            ]
         )
 
     from dragoman.inference.catalogue import load  # imports torch
@@ -193,8 +196,7 @@ def explain(
     for example in examples:
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
-        if branches and (json or html is not None):
-            found = predictor.add_branches(found, branches)
+        found = add_interventions(predictor, found, branches, ablations).with_path(model)
         if json:
             print_text(escape_json_controls(found.to_json()))
         elif not writes:
@@ -242,6 +244,35 @@ def _check_names(kind: str | None, off: str, attribution: str | None) -> None:
         )
 
 
+def check_ablations(ablations: str) -> None:
+    """Raise ConfigError unless the heads are a number of the best ones, or names."""
+    if not ablations or _TOP_HEADS.fullmatch(ablations):
+        return
+    for name in ablations.split(","):
+        if not _HEAD.fullmatch(name):
+            raise ConfigError(
+                [
+                    "--ablations must be top1 to top99, or heads such as x3.2,d0.1; found "
+                    f"{name!r:.40}; write top8"
+                ]
+            )
+
+
+def add_interventions(
+    predictor: Any, explanation: Explanation, branches: int, ablations: str
+) -> Explanation:
+    """Return the explanation with branches and ablations that a file then holds."""
+    if branches:
+        explanation = predictor.add_branches(explanation, branches)
+    if ablations:
+        from dragoman.inference.branches import add_ablations, list_heads
+
+        top = _TOP_HEADS.fullmatch(ablations)
+        heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")
+        explanation = add_ablations(predictor, explanation, heads)
+    return explanation
+
+
 def _check_files(files: dict[str, Path], html: Path | None, inputs: list[Path]) -> None:
     """Raise an error unless every file can be written."""
     read = [Path("/dev/stdin") if str(each) == "-" else each for each in inputs]
@@ -255,7 +286,7 @@ def _check_files(files: dict[str, Path], html: Path | None, inputs: list[Path]) 
         check_figure_file(option, path, kind=option.lstrip("-"), inputs=read)
 
 
-def _check_task(model: Path, given: dict[str, Any]) -> None:
+def check_task(model: Path, given: dict[str, Any]) -> None:
     """Raise ConfigError for options of a search that the model's task does not have."""
     from dragoman.bundle.format import read_task
 

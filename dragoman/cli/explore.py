@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import BeamOption, DeviceOption, LengthPenaltyOption, check_model
+from dragoman.cli.explain import add_interventions, check_ablations, check_task
+from dragoman.cli.options import (
+    AblationsOption,
+    BeamOption,
+    BranchesOption,
+    DeviceOption,
+    LengthPenaltyOption,
+    check_model,
+)
 from dragoman.cli.output import print_note, print_result
 from dragoman.errors import ConfigError, DataError
 
@@ -82,6 +90,8 @@ def explore(
     ] = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
+    branches: BranchesOption = 0,
+    ablations: AblationsOption = "",
     device: DeviceOption = "auto",
 ) -> None:
     """Explore how a model came to its output, on a page that opens in a browser.
@@ -91,11 +101,17 @@ def explore(
     """
     chosen = _choose_text(text, text_option)
     _check_what(model, chosen, json, html)
+    _check_interventions(model, html, branches, ablations)
     if html is not None:
         from dragoman.storage.output_files import check_output_file
 
         check_output_file("--html", html, inputs=[] if json is None else [json])
-        _write_html(html, model, chosen, json, beam, length_penalty, device)
+        explanation = (
+            read_explanation(json)
+            if json is not None
+            else _explain_text(model, chosen, beam, length_penalty, branches, ablations, device)
+        )
+        _write_html(html, explanation)
         return
     require_web_extra()
 
@@ -174,6 +190,23 @@ def _check_what(model: Path | None, text: str | None, json: Path | None, html: P
         )
 
 
+def _check_interventions(
+    model: Path | None, html: Path | None, branches: int, ablations: str
+) -> None:
+    """Raise ConfigError unless a file with its model's answers to them is written."""
+    check_ablations(ablations)
+    for option, value in (("--branches", branches), ("--ablations", ablations)):
+        if value and (html is None or model is None):
+            raise ConfigError(
+                [
+                    f"{option} is for a file that is written with --html from a model; found "
+                    f"{option} {value!s:.40} without; a served page computes what is asked for"
+                ]
+            )
+    if branches and model is not None:
+        check_task(model, {"branches": branches})
+
+
 def require_web_extra() -> None:
     """Raise ConfigError unless the packages of the server are installed."""
     for name in _PACKAGES:
@@ -186,31 +219,26 @@ def require_web_extra() -> None:
             )
 
 
-def _write_html(
-    path: Path,
-    model: Path | None,
-    text: str | None,
-    json: Path | None,
-    beam: int | None,
-    length_penalty: float | None,
-    device: str,
-) -> None:
+def _write_html(path: Path, explanation: Explanation) -> None:
     """Write the page as one self-contained file."""
     from dragoman.explore.export import export_html
 
-    if json is not None:
-        explanation = read_explanation(json)
-    else:
-        assert model is not None, "either a model or --json was given"
-        assert text is not None, "either a text or --json was given"
-        explanation = _explain_text(model, text, beam, length_penalty, device)
     export_html(explanation, path, title=f"{explanation.text:.60} – Dragoman explorer")
     print_note(f"written to {path}")
 
 
 def _explain_text(
-    model: Path, text: str, beam: int | None, length_penalty: float | None, device: str
+    model: Path | None,
+    text: str | None,
+    beam: int | None,
+    length_penalty: float | None,
+    branches: int,
+    ablations: str,
+    device: str,
 ) -> Explanation:
+    assert model is not None, "either a model or --json was given"
+    assert text is not None, "either a text or --json was given"
+
     from dragoman.inference.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
@@ -219,7 +247,7 @@ def _explain_text(
     if hasattr(predictor, "read_arguments"):
         [text] = predictor.read_arguments([text])
     explanation: Explanation = predictor.explain(text, **options)
-    return explanation
+    return add_interventions(predictor, explanation, branches, ablations).with_path(model)
 
 
 def read_explanation(path: Path) -> Explanation:

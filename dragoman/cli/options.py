@@ -236,6 +236,28 @@ LengthPenaltyOption = Annotated[
         help="Length penalty exponent (Wu et al., 2016); 0 disables it.",
     ),
 ]
+BranchesOption = Annotated[
+    int,
+    typer.Option(
+        "--branches",
+        min=0,
+        max=8,
+        help="Alternatives of each token to continue from in the file of --html or --json; each is "
+        "a search of its own.",
+        rich_help_panel="Files",
+    ),
+]
+AblationsOption = Annotated[
+    str,
+    typer.Option(
+        "--ablations",
+        metavar="HEADS",
+        help="Heads that can be switched off in the file of --html or --json: top8 for the eight "
+        "of the largest estimated effect, or names such as x3.2,d0.1; each is a search of its own.",
+        rich_help_panel="Files",
+        show_default=False,
+    ),
+]
 BatchSizeOption = Annotated[
     int | None,
     typer.Option("--batch-size", min=1, help="Sentences per batch; does not change the outputs."),

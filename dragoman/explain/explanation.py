@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -267,6 +268,10 @@ class Explanation:
     def site(self, name: str) -> AttentionSite:
         """Return a site by its id; raise KeyError if there is none."""
         return next((site for site in self.sites if site.id == name), None) or _no_site(name)
+
+    def with_path(self, path: str | os.PathLike[str]) -> Explanation:
+        """Return the explanation with its model's directory, for the commands that pages show."""
+        return replace(self, model={**self.model, "path": os.fsdecode(path)})
 
     @property
     def digest(self) -> str:

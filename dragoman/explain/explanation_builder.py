@@ -26,6 +26,7 @@ from dragoman.explain.attention_maps import (
     locate_sites,
 )
 from dragoman.explain.attribution import (
+    METHODS,
     attribute_tokens,
     attribute_with_heads,
     attribution_fields,
@@ -236,6 +237,9 @@ def describe_model(model: EncoderDecoder, tokenizers: Tokenizers, config: Config
         "heads": config.model.heads,
         "d_model": config.model.width,
         "positions": config.model.positions,
+        "attributions": [
+            each for each in METHODS if each != "value_zeroing" or find_attentions(model)
+        ],
         "tokenizer": tokenizers.tgt.algorithm,
         "vocab": {"source": len(tokenizers.src), "target": len(tokenizers.tgt)},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

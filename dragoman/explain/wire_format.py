@@ -49,6 +49,7 @@ def compute_digest(explanation: Explanation) -> str:
     values = {
         key: value for key, value in encode_parts(explanation).items() if key not in _NOT_IN_DIGEST
     }
+    values["model"] = {key: each for key, each in values["model"].items() if key != "path"}
     hasher = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for name, array in sorted(all_arrays(explanation).items()):
         dtype, code, scale, quantized = quantize(np.asarray(array), fixed_dtype(name))

@@ -103,9 +103,9 @@ class ExplorerSession:
     """
 
     def __init__(
-        self, predictor: Any = None, *, name: str = "", examples: Sequence[str] = ()
+        self, predictor: Any = None, *, path: Path | None = None, examples: Sequence[str] = ()
     ) -> None:
-        self.predictor, self.name = predictor, name
+        self.predictor, self.path = predictor, path
         self.task = str(getattr(predictor, "task_name", "translate"))
         self.examples = [text for text in examples if len(text) <= MAX_TEXT_CHARS][:MAX_EXAMPLES]
         self.cache = ExplanationCache()
@@ -119,7 +119,7 @@ class ExplorerSession:
         from dragoman.inference.catalogue import load
 
         predictor = load(path, device=device)
-        return cls(predictor, name=path.resolve().name, examples=read_examples(path))
+        return cls(predictor, path=path, examples=read_examples(path))
 
     def close(self) -> None:
         """Cancel what runs and release the model."""
@@ -153,9 +153,9 @@ class ExplorerSession:
         config = getattr(self.predictor, "config", None)
         decode, data = getattr(config, "decode", None), getattr(config, "data", None)
         return {
-            "name": self.name,
+            "name": str(getattr(config, "recipe", "") or ""),
+            "path": "" if self.path is None else str(self.path),
             "task": self.task,
-            "recipe": str(getattr(config, "recipe", "") or ""),
             "source_lang": str(getattr(data, "src_lang", "") or ""),
             "target_lang": str(getattr(data, "tgt_lang", "") or ""),
             "beam": getattr(decode, "beam", None),
@@ -216,6 +216,8 @@ class ExplorerSession:
             given = self._read_input(request.text)
             self._check_length(given)
             explanation = predictor.explain(given, **self._task_options(request))
+        if self.path is not None:
+            explanation = explanation.with_path(self.path)
         self._digest = explanation.model.get("digest")
         return self._store(explanation, request)
 

@@ -1,4 +1,7 @@
-"""Branches of an explained translation: another token at a step, and the rest decoded again."""
+"""What a file of an explanation answers without its model: branches, and heads switched off.
+
+A branch takes another token at a step and decodes the rest again.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +80,25 @@ def compute_branches(
             "changes": changes.to_dict(),
         }
     return branches
+
+
+def list_heads(explanation: Explanation, most: int) -> list[str]:
+    """Return the heads with the largest effects, exact where known and else estimated."""
+    effects = dict[str, float]()
+    for head in explanation.heads:
+        effect = head.effect_estimate if head.effect_exact is None else head.effect_exact
+        if effect is not None:
+            effects[f"{head.site}.{head.head}"] = abs(effect)
+    return sorted(effects, key=lambda each: -effects[each])[:most]
+
+
+def add_ablations(predictor: Any, explanation: Explanation, heads: Sequence[str]) -> Explanation:
+    """Return the explanation with what changes when each head is switched off by itself.
+
+    A page that was written to a file shows these; a served one asks for any.
+    """
+    found = {head: predictor.ablate(explanation, [head]).to_dict() for head in heads}
+    return dataclasses.replace(explanation, ablations={**explanation.ablations, **found})
 
 
 def _written(hypothesis: Hypothesis) -> list[int]:

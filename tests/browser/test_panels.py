@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -426,3 +427,67 @@ def test_page_is_shown_in_chinese(show, explanation):
     text = page.locator("#main").inner_text()
     for word in ("交叉注意力", "最强的连接", "每层之后该词元的名次", "每个头的平均注意距离"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "own", "words"),
+    [
+        ("model_error", -1.0, "Model error"),
+        ("search_error", -9.0, "Search error: the model gives your reference"),
+        ("search_error", -1.0, "was cut at its maximum length"),
+        ("equal", -2.0, "The model scores your reference as its own"),
+        ("same", -2.0, "is your reference"),
+    ],
+)
+def test_a_reference_is_judged_as_the_library_judged_it(show, verdict, own, words):
+    explanation = make_explanation(target_length=5)
+    explanation["request"]["reference"] = "another text"
+    explanation["score"]["reference"] = {"sum": -8.0, "normalised": -2.0, "verdict": verdict}
+    explanation["score"]["own"] = {"sum": 4 * own, "normalised": own}
+    page, _, problems = show(explanation)
+    assert words in page.locator("#panel-strip .reference").inner_text()
+    assert problems == []
+
+
+def test_a_note_on_attribution_takes_no_method_away(show):
+    explanation = make_explanation()
+    explanation["missing"] = {"attribution": "Gradients show what was chosen, not why."}
+    explanation["model"]["attributions"] = ["input_x_gradient", "occlusion"]
+    page, _, _ = show(explanation)
+    panel = page.locator("#panel-token")
+    names = (
+        panel.get_by_role("group", name="Attribution method")
+        .get_by_role("button")
+        .all_inner_texts()
+    )
+    assert len(names) == 2
+    assert "Occlusion" in names
+    assert "Gradients show what was chosen" in panel.inner_text()
+
+
+def test_heads_out_of_sight_are_drawn_too(show):
+    page, _, problems = show(make_explanation(layers=4, heads=8), width=400)
+    page.wait_for_function(
+        "[...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)"
+    )
+    assert page.locator(".head-cell canvas").count() == 96
+    assert problems == []
+
+
+def test_a_file_shows_commands_that_run(browser, tmp_path):
+    explanation = make_explanation()
+    explanation["model"]["path"] = "my models/de'en"
+    explanation["request"] |= {"text": "a\tb 'c'", "off": ["x0.1"]}
+    export_html(explanation, tmp_path / "page.html", title="Page")
+    context = open_context(browser)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    command = page.inner_text("#panel-ask .command")
+    shell = ["bash", "-c", rf"printf '%s\0' {command}"]
+    words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split("\0")
+    assert words[:5] == ["dragoman", "explain", "-m", "my models/de'en", "a\tb 'c'"]
+    assert words[words.index("--off") + 1] == "x0.1"
+    assert page.inner_text("#model-line").startswith("de'en")
+    assert "--branches 2" in page.inner_text("#panel-strip .choices")
+    context.close()

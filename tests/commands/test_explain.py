@@ -143,3 +143,15 @@ def test_branches_are_stored_for_the_page(bundle, capsys, tmp_path) -> None:
     capsys.readouterr()
     assert main(command) == 2
     assert "--branches needs --html or --json; found --branches 2 alone" in capsys.readouterr().err
+
+
+def test_ablations_are_stored_for_the_page(bundle, capsys) -> None:
+    command = ["explain", "-m", str(bundle), TEXT, "--beam", "2"]
+    assert main([*command, "--ablations", "x0.0,e0.1", "--json"]) == 0
+    found = Explanation.from_json(capsys.readouterr().out)
+    assert list(found.ablations) == ["x0.0", "e0.1"]
+    assert found.model["path"] == str(bundle)
+    assert len(found.ablations["x0.0"]["effect"]) == len(found.steps)
+    assert main([*command, "--ablations", "top8"]) == 2
+    error = capsys.readouterr().err
+    assert "--ablations needs --html or --json; found --ablations top8 alone" in error

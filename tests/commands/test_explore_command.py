@@ -128,6 +128,33 @@ def test_the_file_holds_the_explanation(
     assert "<title>Guten Morgen. – Dragoman explorer</title>" in page
 
 
+def test_a_file_answers_what_was_computed_for_it(bundle: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    options = ["--html", str(path), "--branches", "1", "--ablations", "top2"]
+    assert main(["explore", str(bundle), "Guten Morgen.", *options]) == 0
+    found = read_island(path.read_text(encoding="utf-8"))
+    assert len(found["branches"]) == len(found["steps"])
+    assert len(found["ablations"]) == 2
+    assert found["model"]["path"] == str(bundle)
+    heads = {f"{head['site']}.{head['head']}": head["effect"] for head in found["heads"]}
+    chosen = [abs(heads[name]["estimate"]) for name in found["ablations"]]
+    assert min(chosen) >= sorted(abs(effect["estimate"]) for effect in heads.values())[-2]
+
+
+def test_what_cannot_be_computed_for_a_file_is_refused(
+    bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(bundle, "a", "--branches", 2, capsys=capsys)
+    assert "--branches is for a file" in line
+    assert "found --branches 2 without" in line
+    html = tmp_path / "out.html"
+    line = refusal("--json", stored, "--html", html, "--ablations", "top8", capsys=capsys)
+    assert "found --ablations top8 without" in line
+    line = refusal(bundle, "a", "--html", html, "--ablations", "top", capsys=capsys)
+    assert "must be top1 to top99, or heads such as x3.2,d0.1; found 'top'" in line
+    assert not html.exists()
+
+
 def test_a_desktop_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")

@@ -144,3 +144,11 @@ def test_impossible_tokens_have_log_probability_minus_infinity() -> None:
     assert explanation.log_probs[0] == -math.inf
     assert explanation.steps[0].top[0][2] == -math.inf
     assert explanation.to_dict()["steps"][0]["logprob"] is None
+
+
+def test_a_path_of_the_model_changes_no_digest() -> None:
+    explanation = explained_translator("transformer").explain(TEXT, beam=1)
+    moved = explanation.with_path("models/other")
+    assert moved.model["path"] == "models/other"
+    assert moved.digest == explanation.digest
+    assert Explanation.from_json(moved.to_json()).model["path"] == "models/other"

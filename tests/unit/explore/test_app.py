@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def predictor() -> StubPredictor:
 
 @pytest.fixture
 def session(predictor: StubPredictor) -> Iterator[ExplorerSession]:
-    made = ExplorerSession(predictor, name="stub-model", examples=["Guten Morgen."])
+    made = ExplorerSession(predictor, path=Path("models/stub-model"), examples=["Guten Morgen."])
     yield made
     predictor.gate.set()
     made.close()
@@ -231,7 +232,7 @@ def test_a_form_cannot_post(client: TestClient, predictor: StubPredictor) -> Non
 
 def test_the_session_names_the_model_and_the_limits(client: TestClient) -> None:
     found = client.get(f"{API}/session").json()
-    assert found["model"]["name"] == "stub-model"
+    assert found["model"]["path"] == "models/stub-model"
     assert found["task"] == "translate"
     assert found["examples"] == ["Guten Morgen."]
     assert found["explanation"] is None

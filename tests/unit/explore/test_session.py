@@ -23,7 +23,7 @@ from dragoman.explore.session import (
 
 @pytest.fixture
 def session():
-    made = ExplorerSession(StubPredictor(), name="stub")
+    made = ExplorerSession(StubPredictor(), path=Path("models/stub"))
     yield made
     made.close()
 

@@ -144,6 +144,10 @@ function gridNext(cells, from, down) {
   return best?.cell ?? null;
 }
 
+function whenIdle(task) {
+  return globalThis.requestIdleCallback ? requestIdleCallback(task) : setTimeout(task, 200, { timeRemaining: () => 50 });
+}
+
 export function mountGrid(root, { store, api, current, onExplanation, announce, fail, visit }) {
   const cells = new Map();
   const readId = uniqueId('head-read');
@@ -158,10 +162,12 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
   let table = null;
   let drawn = new Set();
   let pointed = null;
+  let idle = 0;
 
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target.closest('.head-cell').dataset.head);
   }, { rootMargin: '160px' });
+  addEventListener('beforeprint', () => [...cells.keys()].forEach(draw));
   const roving = rovingFocus(board, { items: () => [...cells.values()], onMove: (cell) => read(cell.dataset.head) });
 
   function draw(name) {
@@ -180,8 +186,22 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     paintImage(cell.querySelector('canvas'), image);
   }
 
+  // What is out of sight follows when nothing else is to do, so that it is there in print and in pictures.
+  function drawLater(deadline) {
+    idle = 0;
+    for (const name of cells.keys()) {
+      if (drawn.has(name)) continue;
+      if (deadline.timeRemaining() < 4) {
+        idle = whenIdle(drawLater);
+        return;
+      }
+      draw(name);
+    }
+  }
+
   function redraw() {
     drawn = new Set();
+    if (!idle) idle = whenIdle(drawLater);
     for (const cell of cells.values()) {
       const canvas = cell.querySelector('canvas');
       watcher.unobserve(canvas);
@@ -272,7 +292,6 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     const focused = board.contains(document.activeElement) ? document.activeElement.dataset.head : null;
     watcher.disconnect();
     cells.clear();
-    drawn = new Set();
     const groups = gridGroups(ex, state);
     board.className = `heads-board by-${state.sort}`;
     board.replaceChildren(...groups.map((group) => element('div', { class: 'heads-group' },
@@ -283,7 +302,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
         element('div', { class: 'heads-cells' }, row.heads.map((each) => makeCell(each, row.value))))))));
     count.textContent = state.label ? translate('heads.count', { count: cells.size, label: labelTitle(state.label) }) : '';
     mark(true);
-    for (const cell of cells.values()) watcher.observe(cell.querySelector('canvas'));
+    redraw();
     if (focused && cells.has(focused)) roving.focus(cells.get(focused));
     table?.refresh();
   }

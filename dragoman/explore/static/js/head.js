@@ -430,7 +430,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
       show(...resultParts(ex, result));
     } else if (!api) {
       show(element('p', {}, guess), element('p', { class: 'quiet' }, translate('head.needsModel')),
-        element('pre', { class: 'command', tabindex: 0 }, explainCommand(ex, ['--off', off.join(',')])));
+        element('pre', { class: 'command', tabindex: 0 }, explainCommand(ex, off.length === 1 ? ['--ablations', off[0]] : ['--off', off.join(',')])));
     } else {
       show(element('p', {}, guess), element('p', { class: 'quiet', role: 'status' }, translate('head.computing')));
       if (!result) results.set(key, ask(ex, off, key, part));

@@ -117,8 +117,9 @@ function mainShowMissing(ex) {
 function mainShowModel(ex) {
   const model = ex?.model ?? {};
   const layers = model.layers ?? {};
+  const name = (model.path ?? '').split(/[\\/]/).filter((part) => part && part !== '.').pop() || model.name;
   document.getElementById('model-line').replaceChildren(
-    ...(model.name ? [element('strong', {}, element('bdi', {}, model.name)), ' · '] : []),
+    ...(name ? [element('strong', {}, element('bdi', {}, name)), ' · '] : []),
     translate('page.model', {
       family: model.family ?? '',
       encoder: layers.encoder,
@@ -127,7 +128,7 @@ function mainShowModel(ex) {
       width: model.d_model,
     }),
   );
-  if (model.name) document.title = translate('page.document', { model: model.name });
+  if (name) document.title = translate('page.document', { model: name });
   const checks = ex?.checks?.capture;
   document.getElementById('foot-line').textContent = [
     translate('page.foot'),

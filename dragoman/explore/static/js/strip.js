@@ -47,6 +47,7 @@ addStrings(
     'strip.alternatives': 'Alternatives for this token',
     'strip.alternativesHint': 'Take one: everything before it stays, the rest is translated again.',
     'strip.alternativesFile': 'This file has the translations of those marked “ready”; dragoman explore can take them all.',
+    'strip.alternativesNone': 'This file has no translation with another token: write it with --branches 2, or use dragoman explore.',
     'strip.chosen': 'chosen',
     'strip.ready': 'ready',
     'strip.changed': 'What changed',
@@ -63,6 +64,8 @@ addStrings(
     'strip.scoreLine': 'sum of log-probabilities {sum}, normalised {normalised} ({penalty})',
     'strip.reference': 'This is your reference, scored by the model',
     'strip.search': 'Search error: the model gives your reference {reference}, more than the {own} of what the search found, so a better search would have preferred it.',
+    'strip.cut': 'Search error: the model’s own translation was cut at its maximum length; your reference ends, so it would have ranked first, with {reference} against {own}.',
+    'strip.equal': 'The model scores your reference as its own translation, {own}.',
     'strip.modelError': 'Model error: the model gives your reference {reference}, less than the {own} of its own translation, so no search would have found it.',
     'strip.own': 'Its own translation:',
     'strip.same': 'The model’s translation is your reference.',
@@ -108,6 +111,7 @@ addStrings(
     'strip.alternatives': '这个词元的备选',
     'strip.alternativesHint': '采用一个：之前的保持不变，之后的重新翻译。',
     'strip.alternativesFile': '这个文件只含标有“就绪”的备选的译文；dragoman explore 可以采用全部备选。',
+    'strip.alternativesNone': '这个文件不含换用其他词元的译文：请用 --branches 2 写出文件，或使用 dragoman explore。',
     'strip.chosen': '已选',
     'strip.ready': '就绪',
     'strip.changed': '有何变化',
@@ -123,6 +127,8 @@ addStrings(
     'strip.scoreLine': '对数概率之和 {sum}，归一化 {normalised}（{penalty}）',
     'strip.reference': '这是你的参考译文，由模型打分',
     'strip.search': '搜索错误：模型给参考译文 {reference}，高于搜索所得的 {own}；更好的搜索会选它。',
+    'strip.cut': '搜索错误：模型自己的译文在最大长度处被截断；参考译文有结尾，本应排在它之前，得分 {reference} 对 {own}。',
+    'strip.equal': '模型给参考译文和自己的译文相同的得分 {own}。',
     'strip.modelError': '模型错误：模型给参考译文 {reference}，低于自己译文的 {own}；任何搜索都不会找到它。',
     'strip.own': '它自己的译文：',
     'strip.same': '模型的译文就是你的参考译文。',
@@ -187,17 +193,24 @@ function stripWordOf(side, index) {
 }
 
 export function shellQuote(text) {
-  return `'${text.replace(/'/g, "'\\''")}'`;
+  return /^[\w./-]+$/.test(text) ? text
+    : /[\t\n]/.test(text) ? `$'${text.replace(/[\\']/g, '\\$&').replace(/\t/g, '\\t').replace(/\n/g, '\\n')}'`
+      : `'${text.replace(/'/g, "'\\''")}'`;
 }
 
 // The command that writes this page again, for files without a model behind them.
 export function explainCommand(ex, extra = []) {
   const request = ex.request ?? {};
-  const parts = ['dragoman explain -m', shellQuote(ex.model?.name ?? 'MODEL'), shellQuote(ex.source?.text ?? '')];
+  const parts = ['dragoman explain -m', ex.model?.path ? shellQuote(ex.model.path) : 'MODEL', shellQuote(request.text ?? ex.source?.text ?? '')];
   if (request.beam) parts.push('--beam', request.beam);
   if (typeof request.length_penalty === 'number') parts.push('--length-penalty', request.length_penalty);
+  if (request.reference) parts.push('--reference', shellQuote(request.reference));
+  if (request.off?.length && !extra.includes('--off')) parts.push('--off', request.off.join(','));
   return [...parts, ...extra, '--html explorer.html'].join(' ');
 }
+
+// Of `score.reference`, as the library judged it.
+const STRIP_VERDICTS = { same: 'strip.same', equal: 'strip.equal', search_error: 'strip.search', model_error: 'strip.modelError' };
 
 class StripPanel {
   constructor(body, context) {
@@ -444,7 +457,8 @@ class StripPanel {
         this.target.roving.focus(this.target.items[t]);
       }
     });
-    const hint = element('p', { class: 'quiet' }, translate(api ? 'strip.alternativesHint' : 'strip.alternativesFile'));
+    const hint = element('p', { class: 'quiet' }, translate(
+      api ? 'strip.alternativesHint' : Object.keys(ex.branches ?? {}).length ? 'strip.alternativesFile' : 'strip.alternativesNone'));
     return element('div', { class: 'choices' },
       element('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, hint);
   }
@@ -550,8 +564,8 @@ class StripPanel {
     if (box.hidden) return;
     const own = ex.score.own ?? ex.nbest?.[0] ?? ex.score;
     const scores = { reference: formatScore(given.normalised), own: formatScore(own.normalised) };
-    const difference = given.normalised - own.normalised;
-    const key = Math.abs(difference) < 1e-6 ? 'strip.same' : difference > 0 ? 'strip.search' : 'strip.modelError';
+    const isCut = given.verdict === 'search_error' && given.normalised <= own.normalised;
+    const key = isCut ? 'strip.cut' : STRIP_VERDICTS[given.verdict] ?? 'strip.equal';
     box.replaceChildren(...[
       element('h3', {}, translate('strip.reference')),
       element('p', { class: 'answer' }, translate(key, scores)),

@@ -133,7 +133,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
 
   function showMethods(ex) {
     const have = available(ex).map((each) => each.method);
-    const known = api && !ex.missing?.attribution ? [...new Set([...have, ...TOKEN_METHODS])] : have;
+    const known = api ? [...new Set([...have, ...(ex.model?.attributions ?? TOKEN_METHODS)])] : have;
     methods.hidden = known.length < 2;
     methods.setAttribute('aria-label', translate('token.method'));
     methods.replaceChildren(...known.map((each) => element('button', {
@@ -191,7 +191,8 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const missing = ex.missing?.attribution;
     sourceNote.textContent = [
       entry && typeof entry.gap === 'number' ? translate('token.gap', { gap: formatNumber(100 * entry.gap, 1) }) : '',
-      attribution ? translate('token.signs') : missing ?? '',
+      attribution ? translate('token.signs') : '',
+      missing ?? '',
     ].filter(Boolean).join(' ');
     agreement.hidden = !(attribution && mean);
     if (attribution && mean) {
