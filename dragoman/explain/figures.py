@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dragoman.errors import ConfigError
-from dragoman.storage.atomic import replace_file
-from dragoman.storage.output_files import check_output_file
+from dragoman.storage.output_files import check_output_file, write_output
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ def save_figure(figure: Any, path: str | Path, *, tight: bool = False) -> None:
     drawn = io.BytesIO()
     more = {"bbox_inches": "tight", "pad_inches": 0.05} if tight else {}
     figure.savefig(drawn, format=kind, metadata=metadata, **more)
-    replace_file(path, drawn.getvalue())
+    write_output(path, drawn.getvalue())
 
 
 def use_log_scale(axes: Any, axis: str) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.storage.atomic import replace_file
+from dragoman.storage.output_files import write_output
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Explanation
@@ -237,7 +237,7 @@ def export_html(
     head, body = page.rsplit("</body>", 1)
     page = f"{head}{island}\n</body>{body}"
     if path is not None:
-        replace_file(Path(path), page.encode("utf-8"))
+        write_output(Path(path), page.encode("utf-8"))
     return page
 
 

@@ -74,6 +74,12 @@ def _is_same_file(real: Path, other: Path) -> bool:
         return real == Path(os.path.realpath(other))
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that a person named: atomically, through links; a device or a pipe directly."""
+    with _open_bytes(path) as file:
+        file.write(data)
+
+
 @contextlib.contextmanager
 def open_output(path: Path) -> Iterator[TextIO]:
     """Open a text file for atomic writing, compressed if it ends in .gz or .xz.
@@ -81,19 +87,25 @@ def open_output(path: Path) -> Iterator[TextIO]:
     Lines are written to a temporary file, which replaces an old file at the end and is removed
     after an error. A device or a pipe is written directly.
     """
+    with _open_bytes(path) as file, _text_writer(file, path.suffix) as text:
+        yield text
+
+
+@contextlib.contextmanager
+def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for atomic writing, or a device directly."""
     real = Path(os.path.realpath(path))
     with os_errors_converted(real):
         if real.exists() and not real.is_file():
-            with open(real, "wb") as device, _text_writer(device, path.suffix) as text:
-                yield text
+            with open(real, "wb") as device:
+                yield device
             return
         temporary = real.with_name(temporary_name(real.name[:40]))
         try:
             with open(temporary, "xb") as file:
                 if real.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode))
-                with _text_writer(file, path.suffix) as text:
-                    yield text
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, real)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import ConfigError, PermissionDeniedError
-from dragoman.storage.output_files import check_output_file, open_output
+from dragoman.storage.output_files import check_output_file, open_output, write_output
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:
@@ -145,3 +145,27 @@ def test_a_long_file_name_has_a_valid_temporary_name(tmp_path: Path) -> None:
     with open_output(path) as file:
         file.write("x\n")
     assert path.exists()
+
+
+def test_a_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received = list[bytes]()
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    write_output(pipe, b"page")
+    reader.join()
+    assert received == [b"page"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_bytes_are_written_through_links_with_the_old_mode(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    write_output(link, b"new")
+    assert file.read_bytes() == b"new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert link.is_symlink()
