@@ -308,7 +308,7 @@ def test_file_knows_only_what_was_precomputed(browser, explanation, tmp_path):
     page.evaluate("location.hash = 'h=x1.1&off=x1.1'")
     panel.locator(".command").wait_for()
     assert "dragoman explain" in panel.locator(".command").inner_text()
-    assert "--off x1.1" in panel.locator(".command").inner_text()
+    assert "--ablations x1.1" in panel.locator(".command").inner_text()
     assert panel.locator(".effects").count() == 0
     context.close()
 
@@ -491,3 +491,21 @@ def test_a_file_shows_commands_that_run(browser, tmp_path):
     assert page.inner_text("#model-line").startswith("de'en")
     assert "--branches 2" in page.inner_text("#panel-strip .choices")
     context.close()
+
+
+def test_attention_that_disagrees_with_attribution_is_named(show):
+    explanation = make_explanation(source_length=9, target_length=8, seed=3)
+    page, _, problems = show(explanation, "t=2")
+    words = explanation["source"]["words"]
+    sites = [site for site in explanation["sites"] if site["group"] == "cross"]
+    rows = np.concatenate([decode(explanation, site["tensor"]) for site in sites])[:, 2]
+    sums = [rows.mean(0)[start:end].sum() for start, end in words]
+    start, end = words[int(np.argmax(sums))]
+    attribution = np.abs(decode(explanation, explanation["attribution"][0]["source"])[2])
+    attribution[[token["special"] for token in explanation["source"]["tokens"]]] = 0
+    strongest = int(attribution.argmax())
+    note = page.locator("#panel-strip .reading").get_by_text("Attention disagrees")
+    assert note.count() == (0 if start <= strongest < end else 1)
+    if note.count():
+        assert f"{100 * max(sums):.0f} %" in note.inner_text()
+    assert problems == []

@@ -128,7 +128,7 @@ function mainShowModel(ex) {
       width: model.d_model,
     }),
   );
-  if (name) document.title = translate('page.document', { model: name });
+  if (name && api) document.title = translate('page.document', { model: name });
   const checks = ex?.checks?.capture;
   document.getElementById('foot-line').textContent = [
     translate('page.foot'),

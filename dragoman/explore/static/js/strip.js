@@ -32,6 +32,7 @@ addStrings(
     'strip.dock': 'Selected token',
     'strip.time': 'Step through: hide what came later',
     'strip.read.attribution': '{token} was read mostly from {source}: {part} of its attribution to the source.',
+    'strip.readOther': 'Attention disagrees: averaged over heads it is mostly on {source}, {part}; compare both under One token.',
     'strip.read.attribution@other': 'What counted most for {token} is {source}: {part} of the attribution.',
     'strip.read.attention@other': 'What counted most for {token} is {source}: {part} of the attention.',
     'strip.read.attention': '{token} was read mostly from {source}: {part} of the cross-attention, averaged over heads.',
@@ -95,6 +96,7 @@ addStrings(
     'strip.forward': '前进一步',
     'strip.dock': '选中的词元',
     'strip.time': '逐步播放：隐藏之后的内容',
+    'strip.readOther': '注意力不同意：各头平均主要落在 {source} 上，占 {part}；请在“单个词元”中比较两者。',
     'strip.read.attribution': '{token} 主要读自 {source}：占它对原文归因的 {part}。',
     'strip.read.attribution@other': '对 {token} 作用最大的是 {source}：占归因的 {part}。',
     'strip.read.attention@other': '对 {token} 作用最大的是 {source}：占注意力的 {part}。',
@@ -405,7 +407,7 @@ class StripPanel {
     const part = formatPart(weights.values[weights.strongest]);
     const sentence = element('p', { class: 'answer' }, fill(translate(`strip.read.${weights.from}`), { token, source, part }));
     const head = ex.strongestHead(t);
-    if (!head) return sentence;
+    if (!head) return element('div', {}, sentence);
     const open = () => {
       this.context.store.set({ site: head.site, head: head.head, src: head.src, zoom: null });
       this.context.visit('head');
@@ -414,7 +416,21 @@ class StripPanel {
       head: element('strong', {}, head.name),
       weight: formatNumber(head.weight),
     }), ' ', element('button', { type: 'button', class: 'plain inline', onclick: open }, translate('strip.openHead')));
-    return sentence;
+    return element('div', {}, sentence, this.disagreement(ex, t, weights));
+  }
+
+  // Attribution and attention are two measures: where their strongest words differ, the page says so.
+  disagreement(ex, t, weights) {
+    const mean = weights.from === 'attribution' && ex.crossSites().length ? ex.attentionMean(t) : null;
+    const words = mean ? ex.source.words.map(([from, to]) => mean.slice(from, to).reduce((a, b) => a + b, 0)) : [];
+    const best = words.indexOf(Math.max(...words));
+    if (best >= 0 && (weights.strongest < ex.source.words[best][0] || weights.strongest >= ex.source.words[best][1])) {
+      return element('p', { class: 'quiet' }, fill(translate('strip.readOther'), {
+        source: quoted(stripWordOf(ex.source, ex.source.words[best][0]), ex.source.lang || null),
+        part: formatPart(words[best]),
+      }));
+    }
+    return null;
   }
 
   buildAlternatives(ex, t) {
