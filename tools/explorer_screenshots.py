@@ -3,7 +3,7 @@
     python tools/explorer_fixtures.py build/explorer --only translator
     python tools/explorer_screenshots.py build/explorer/translator docs/images
 
-Needs Chromium (DRAGOMAN_CHROMIUM, or `chromium` in PATH) and the package playwright.
+Needs Chromium (DRAGOMAN_CHROMIUM, or `chromium` in PATH) and the packages playwright and pillow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 TEXT = "Zwei kleine Kinder haben heute im Garten einen alten Ball gefunden."
 # Name of the picture -> what it shows, and the selection in the page's address.
@@ -60,7 +62,14 @@ def take(page: Any, address: str, folder: Path, word: str) -> None:
             page.locator(selector).screenshot(path=path)
         else:
             page.screenshot(path=path)
+        reduce_colors(path)
         print(path)
+
+
+def reduce_colors(path: Path) -> None:
+    """Write a picture with 256 colors: the page has few, and the file is half as large."""
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 def main() -> int:
