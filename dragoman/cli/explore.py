@@ -17,6 +17,7 @@ from dragoman.cli.options import (
     BranchesOption,
     DeviceOption,
     LengthPenaltyOption,
+    ToOption,
     check_model,
 )
 from dragoman.cli.output import print_note, print_result
@@ -88,6 +89,7 @@ def explore(
             show_default=False,
         ),
     ] = None,
+    to: ToOption = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     branches: BranchesOption = 0,
@@ -102,6 +104,8 @@ def explore(
     chosen = _choose_text(text, text_option)
     _check_what(model, chosen, json, html)
     _check_interventions(model, html, branches, ablations)
+    if to is not None:
+        _check_translator(model, to)
     if html is not None:
         from dragoman.storage.output_files import check_output_file
 
@@ -109,7 +113,7 @@ def explore(
         explanation = (
             read_explanation(json)
             if json is not None
-            else _explain_text(model, chosen, beam, length_penalty, branches, ablations, device)
+            else _explain_text(model, chosen, to, beam, length_penalty, branches, ablations, device)
         )
         _write_html(html, explanation)
         return
@@ -133,7 +137,11 @@ def explore(
 
         from dragoman.explore.session import ExplorerSession  # imports torch with the model
 
-        session = ExplorerSession() if model is None else ExplorerSession.load(model, device=device)
+        session = (
+            ExplorerSession()
+            if model is None
+            else ExplorerSession.load(model, device=device, target_language=to)
+        )
         if stored is not None:
             session.open(stored)
         elif chosen is not None:
@@ -166,6 +174,16 @@ def _choose_text(argument: str | None, option: str | None) -> str | None:
     if chosen is not None and not chosen.strip():
         raise ConfigError([f"a text to start with must hold words; found {chosen!r:.60}"])
     return chosen
+
+
+def _check_translator(model: Path | None, to: str) -> None:
+    """Raise ConfigError for --to without a translation model."""
+    from dragoman.bundle.format import read_task
+
+    task = "" if model is None else read_task(model)
+    if task != "translate":
+        found = f"a model of the task {task:.40}" if task else "no model"
+        raise ConfigError([f"--to {to:.20} is for translation models; found {found}; leave it out"])
 
 
 def _check_what(model: Path | None, text: str | None, json: Path | None, html: Path | None) -> None:
@@ -230,6 +248,7 @@ def _write_html(path: Path, explanation: Explanation) -> None:
 def _explain_text(
     model: Path | None,
     text: str | None,
+    to: str | None,
     beam: int | None,
     length_penalty: float | None,
     branches: int,
@@ -242,7 +261,7 @@ def _explain_text(
     from dragoman.inference.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
-    given = {"beam": beam, "length_penalty": length_penalty}
+    given = {"beam": beam, "length_penalty": length_penalty, "target_language": to}
     options = {name: value for name, value in given.items() if value is not None}
     if hasattr(predictor, "read_arguments"):
         [text] = predictor.read_arguments([text])

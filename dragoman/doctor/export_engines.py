@@ -12,6 +12,7 @@ from dragoman.bundle import Bundle
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search import SearchStrategy
 from dragoman.errors import BundleError, CorruptError
+from dragoman.exchange.transformer_spec import marian_language_code
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_directory import model_digest
@@ -29,7 +30,13 @@ class HuggingFaceEngine:
     name, workers, client_threads, batch_tokens = "huggingface", 1, 1, None
 
     def __init__(self, directory: Path, tokenizers: Tokenizers) -> None:
-        self._runner, self._src = TransformersRunner(directory), tokenizers.src
+        self._runner = TransformersRunner(directory)
+        codes = {
+            number: marian_language_code(language)
+            for language, number in tokenizers.src.tag_ids.items()
+        }
+        tokens = tokenizers.src.tokens(range(len(tokenizers.src)))
+        self._src_tokens = [codes.get(number, token) for number, token in enumerate(tokens)]
         self._ids = {
             token: index
             for index, token in enumerate(tokenizers.tgt.tokens(range(len(tokenizers.tgt))))
@@ -47,7 +54,10 @@ class HuggingFaceEngine:
         """Run greedy search in `transformers` on a padded batch."""
         tokenizer, model = self._runner.tokenizer, self._runner.model
         rows = [
-            [*tokenizer.convert_tokens_to_ids(self._src.tokens(source)), tokenizer.eos_token_id]
+            [
+                *tokenizer.convert_tokens_to_ids([self._src_tokens[each] for each in source]),
+                tokenizer.eos_token_id,
+            ]
             for source in request.sources
         ]
         inputs = tokenizer.pad({"input_ids": rows}, return_tensors="pt")

@@ -93,9 +93,10 @@ class ModelUnderTest:
             else sys.maxsize
         )
         longest = min(config.data.max_length, self._max_positions)
-        encoded = [
-            ids[:longest] for ids in tokenizers.src.encode_batch(list(texts)[:sentences]) if ids
-        ]
+        first = next(iter(tokenizers.src.tag_ids), "")  # any target language will do
+        src = tokenizers.src.tagged(first) if first else tokenizers.src
+        given = [text for text in list(texts)[:sentences] if text]
+        encoded = [ids[:longest] for ids in src.encode_batch(given) if ids]
         known = encoded or [case["src"][:longest] for case in self.cases()][:sentences]
         lengths = RANDOM_LENGTHS if len(set(map(len, known))) < MIN_DISTINCT_LENGTHS else ()
         more = [

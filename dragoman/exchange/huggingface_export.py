@@ -20,6 +20,7 @@ from dragoman.exchange.transformer_spec import (
     TransformerSpec,
     embedding_table,
     export_problem,
+    marian_language_code,
     output_matrix,
     raise_problems,
     read_transformer_spec,
@@ -236,8 +237,12 @@ def _save_tokenizer(tokenizers: Tokenizers, config: Config, directory: Path) -> 
     files = {"source.spm": tokenizers.src.model, "target.spm": tokenizers.tgt.model}
     for name, tokenizer in (("vocab.json", tokenizers.src), ("target_vocab.json", tokenizers.tgt)):
         if name == "vocab.json" or not tokenizers.shared_vocab:
+            codes = {
+                number: marian_language_code(language)
+                for language, number in tokenizer.tag_ids.items()
+            }
             ids = {
-                piece: number
+                codes.get(number, piece): number
                 for number, piece in enumerate(tokenizer.tokens(range(len(tokenizer))))
             }
             files[name] = json.dumps(ids, ensure_ascii=False, indent=1).encode()

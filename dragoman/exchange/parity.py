@@ -9,6 +9,7 @@ from typing import Any
 from dragoman.bundle import Bundle
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.evaluate.metrics import bleu_score
+from dragoman.exchange.transformer_spec import marian_language_code
 from dragoman.exchange.transformers_runner import ScoredText
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.engine import Engine
@@ -111,9 +112,11 @@ def compare_texts(
         (each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)
     ]  # the other program strips outputs
     decode = bundle.config.decode
-    lengths = [
-        len(ids) for ids in bundle.tokenizers.src.encode_batch([text.strip() for text in texts])
-    ]
+    language = bundle.default_target
+    src = bundle.tokenizers.src.tagged(language) if language else bundle.tokenizers.src
+    lengths = [len(ids) for ids in src.encode_batch([text.strip() for text in texts])]
+    if language:  # Marian reads the code as one token
+        texts = [f"{marian_language_code(language)}{text}" for text in texts]
     theirs = [
         (replace_control_chars(said.text).strip(), said.total)
         for said in translate(

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from dragoman.bundle import Bundle
+from dragoman.exchange.transformer_spec import marian_language_code
+from dragoman.text.special_tokens import language_tag
 
 _PACKAGES = {
     "ctranslate2": "ctranslate2 sentencepiece",
@@ -126,13 +128,21 @@ def write_readme(bundle: Bundle, folder: Path, program: str, *, precision: str =
         longest=min(200, max(20, bundle.config.data.max_length)),
         example=_example_sentence(bundle),
     )
+    if bundle.default_target:
+        code = _add_tag(code, program, bundle.default_target)
     if form == "none":
         code = code.replace("import unicodedata\n\n", "", 1).replace("import unicodedata\n", "", 1)
+    tagged = (
+        f"It translates into {bundle.default_target}: every text begins with the tag of the target "
+        "language.\n\n"
+        if bundle.default_target
+        else ""
+    )
     use = (
         f"## Use\n\nExported to {_PROGRAM_NAMES[program]} in {precision} by `dragoman export`; "
         "`manifest.json` has the SHA-256 of each file.\n"
         "To translate, run this Python code in this directory "
-        f"(`pip install {_PACKAGES[program]}`):\n\n```python\n{code}```\n\n"
+        f"(`pip install {_PACKAGES[program]}`):\n\n```python\n{code}```\n\n{tagged}"
         "Other programs stop a beam search by other rules, "
         "so their outputs may differ from those of `dragoman translate`.\n"
     )
@@ -143,6 +153,13 @@ def write_readme(bundle: Bundle, folder: Path, program: str, *, precision: str =
     (folder / "README.md").write_text(
         fitting if fitting != card else f"{use}\n{card}", encoding="utf-8"
     )
+
+
+def _add_tag(code: str, program: str, language: str) -> str:
+    """Return the example with the tag of the target language before every text."""
+    if program == "huggingface":
+        return code.replace("tokenizer([", f'tokenizer(["{marian_language_code(language)}" + ')
+    return code.replace("source.encode(", f'["{language_tag(language)}"] + source.encode(')
 
 
 def _example_sentence(bundle: Bundle) -> str:

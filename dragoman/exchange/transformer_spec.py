@@ -199,3 +199,8 @@ def _read_stack(
 def _epsilon(norm: nn.Module | None) -> float:
     """Return the epsilon of a norm, under either of its names."""
     return float(getattr(norm, "eps", getattr(norm, "epsilon", 0.0)))
+
+
+def marian_language_code(language: str) -> str:
+    """Return the language tag that Marian's tokenizer reads at the beginning of a text."""
+    return f">>{language}<<"

@@ -114,11 +114,17 @@ class ExplorerSession:
         self.worker = ModelWorker(stops_modules=hasattr(predictor, "model"))
 
     @classmethod
-    def load(cls, path: Path, *, device: str = "auto") -> ExplorerSession:
-        """Load the model of a directory, of whatever task; its examples are the bundle's."""
+    def load(
+        cls, path: Path, *, device: str = "auto", target_language: str | None = None
+    ) -> ExplorerSession:
+        """Load the model of a directory, of whatever task; its examples are the bundle's.
+
+        `target_language` is for translation models of several directions.
+        """
         from dragoman.inference.catalogue import load
 
-        predictor = load(path, device=device)
+        options = {} if target_language is None else {"target_language": target_language}
+        predictor = load(path, device=device, **options)
         return cls(predictor, path=path, examples=read_examples(path))
 
     def close(self) -> None:

@@ -227,6 +227,7 @@ class TranslationBuilder(RunBuilder):
         return TranslationTask(
             smoothing=self.config.train.label_smoothing,
             regularization=Regularization.of(self.config.train),
+            num_tags=len(self.prepared.tokenizers.src.tag_ids),
         )
 
     def build_model(self) -> EncoderDecoder:

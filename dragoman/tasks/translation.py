@@ -21,7 +21,7 @@ from dragoman.ops import (
     linear_cross_entropy,
 )
 from dragoman.runtime import signals
-from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import Progress, QuietProgress
 from dragoman.training.task import Loss
@@ -55,7 +55,14 @@ class TranslationTask:
     In training, R-Drop or SimCut compute every pair twice, as two rows of one pass.
     """
 
-    def __init__(self, *, smoothing: float, regularization: Regularization | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        smoothing: float,
+        regularization: Regularization | None = None,
+        num_tags: int = 0,  # language tags, whose ids follow those of the special tokens
+    ) -> None:
+        self.num_tags = num_tags
         self.smoothing, self.regularization = smoothing, regularization or Regularization()
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -70,7 +77,9 @@ class TranslationTask:
         added = self.regularization
         src, tgt_in = batch.src, batch.tgt_in
         if model.training and added.word_dropout:
-            src, tgt_in = (drop_words(ids, added.word_dropout) for ids in (src, tgt_in))
+            src, tgt_in = (
+                drop_words(ids, added.word_dropout, self.num_tags) for ids in (src, tgt_in)
+            )
         if model.training and (added.r_drop or added.simcut):
             if hard_alignments:
                 raise ConfigError(
@@ -142,13 +151,15 @@ class TranslationTask:
         )
 
 
-def drop_words(ids: Tensor, p: float) -> Tensor:
-    """Replace each token (B, T) by <unk> with probability p, but not padding, <s> or </s>.
+def drop_words(ids: Tensor, p: float, num_tags: int = 0) -> Tensor:
+    """Replace each token (B, T) by <unk> with probability p, but not special tokens and tags.
 
     Gal and Ghahramani (2016), "word dropout"; Sennrich et al. (2016).
     """
     dropped = torch.rand(ids.shape, device=ids.device) < p
     special = (ids == PAD) | (ids == BOS) | (ids == EOS)
+    if num_tags:
+        special |= (ids >= len(SPECIAL_TOKENS)) & (ids < len(SPECIAL_TOKENS) + num_tags)
     return ids.masked_fill(dropped & ~special, UNK)
 
 

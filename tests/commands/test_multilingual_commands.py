@@ -323,3 +323,35 @@ def test_text_like_a_tag_is_text(model: Path) -> None:
     assert not set(tokenizer.encode("<2bb> abc")) & set(tokenizer.tag_ids.values())
     assert tokenizer.tagged("bb").encode("abc") == [5, *tokenizer.encode("abc")]
     assert tokenizer.decode([5, *tokenizer.encode("abc")]) == "abc"
+
+
+@pytest.mark.parametrize("kind", ["ctranslate2", "onnx", "huggingface"])
+def test_exports_read_the_tag(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    pytest.importorskip({"huggingface": "transformers", "onnx": "onnxscript"}.get(kind, kind))
+    code, out, _ = output(
+        capsys, "export", str(model), "--to", kind, "--out", str(tmp_path / kind), "--json"
+    )
+    assert code == 0
+    parity = json.loads(out)["parity"]
+    assert parity["equal"] == parity["sentences"]
+    readme = (tmp_path / kind / "README.md").read_text()
+    assert (">>bb<<" if kind == "huggingface" else "<2bb>") in readme
+
+
+def test_the_page_has_a_target_language(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    arguments = ("explore", str(model), "--text", "abc", "--html", str(page))
+    assert main([*arguments, "--to", "cc"]) == 0
+    assert page.exists()
+    page.unlink()
+    capsys.readouterr()
+    assert main([*arguments]) == 2
+    assert "add --to bb" in capsys.readouterr().err
+    stored = tmp_path / "stored.json"
+    stored.write_text("{}")
+    assert main(["explore", "--json", str(stored), "--html", str(page), "--to", "cc"]) == 2
+    assert "--to cc is for translation models; found no model" in capsys.readouterr().err

@@ -11,8 +11,9 @@ import torch
 from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.batch_shapes import BatchShape
 from dragoman.data.collate import Batch, BatchPlan, collate, make_batch
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.corpus import ParallelFiles, build_corpus
 from dragoman.data.token_store import TokenStore
+from dragoman.errors import DataError
 from dragoman.text.special_tokens import BOS, EOS, PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
@@ -257,3 +258,43 @@ def test_without_dropout_the_stored_tokens_are_used(
         collate(store, np.arange(4), tokenizers=tokenizers, dropout=0.0, seed=9),
     )
     assert torch.equal(plain.src, zero.src)
+
+
+def test_sources_begin_with_the_tag_of_their_target(tmp_path: Path) -> None:
+    """In the store, in batches, and in those with BPE-dropout; targets have none."""
+    made = train_tokenizers(
+        GERMAN * 20,
+        ENGLISH * 20,
+        TextConfig(vocab_size=340, character_coverage=1.0),
+        languages=["de", "en"],
+    )
+    (tmp_path / "x.de").write_text("\n".join([*GERMAN, "", "<2en>"]) + "\n", encoding="utf-8")
+    (tmp_path / "x.en").write_text("\n".join([*ENGLISH, "No.", "<2en>"]) + "\n", encoding="utf-8")
+    data = DataConfig(
+        src=str(tmp_path / "x.de"),
+        tgt=str(tmp_path / "x.en"),
+        languages=("de-en",),
+        directions=("en-de", "de-en"),
+    )
+    store = TokenStore.prepare(build_corpus(data, "train"), made, folder=tmp_path, data=data)
+    assert len(store) == 10  # 5 pairs with text, in both directions
+    examples = store.direction_examples()
+    assert {name: len(own) for name, own in examples.items()} == {"en-de": 5, "de-en": 5}
+    for name, texts in (("de-en", (GERMAN, ENGLISH)), ("en-de", (ENGLISH, GERMAN))):
+        tag = made.src.tag_ids[name[-2:]]
+        for number, index in enumerate(examples[name]):
+            src, tgt = (side.tolist() for side in store.pair(int(index)))
+            assert src[0] == tag
+            assert not set(src[1:] + tgt) & set(made.src.tag_ids.values())
+            sides = [side[number] if number < 4 else "<2en>" for side in texts]
+            assert [made.src.decode(src), made.tgt.decode(tgt)] == sides
+            assert made.src.tagged(name[-2:]).encode(sides[0]) == src
+        for dropout in (0.0, 0.5):
+            batch = collate(store, examples[name], tokenizers=made, dropout=dropout, seed=3)
+            assert batch.src[:, 0].eq(tag).all()
+            assert not batch.tgt_out.eq(tag).any()
+
+
+def test_a_language_without_a_tag_is_an_error(tokenizers: Tokenizers) -> None:
+    with pytest.raises(DataError, match="found 'fr'; the languages are none"):
+        tokenizers.src.tagged("fr")

@@ -203,6 +203,9 @@ def test_dropped_words_and_cut_tokens() -> None:
     assert not changed[:, [0, 4, 5]].any()  # <s>, </s> and padding stay
     assert dropped[changed].eq(3).all()
     assert changed[:, 1:4].float().mean().item() == pytest.approx(0.25, abs=0.02)
+    tagged = drop_words(torch.tensor([[4, 5, 6, 2]] * 200), 0.5, num_tags=2)
+    assert tagged[:, :2].eq(torch.tensor([4, 5])).all()  # language tags stay
+    assert tagged[:, 2].eq(3).any()
     embedded = torch.ones(500, 6, 4)
     cut = cut_tokens(embedded, 0.1)
     assert set(cut.sum(dim=-1).unique().tolist()) == {0.0, 4.0}  # whole tokens, not scaled
