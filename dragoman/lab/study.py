@@ -18,15 +18,12 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import yaml
 
 from dragoman._version import __version__
 from dragoman.config import Config, from_dict, require_config, to_dict
@@ -39,6 +36,7 @@ from dragoman.errors import (
     DragomanError,
     StoppedError,
 )
+from dragoman.lab.base_config import BEST_FILE, choose_base, format_settings
 from dragoman.lab.objective import (
     Objective,
     choose_metric,
@@ -71,14 +69,10 @@ from dragoman.lab.trial_report import (
     write_csv,
 )
 from dragoman.models.factory import build_meta_model, count_parameters
-from dragoman.registry import catalogue
-from dragoman.runs.auto_config import apply_step_count, choose_config, measure_corpus
-from dragoman.runs.data_preparation import open_corpora, prepare_data
-from dragoman.runs.estimate import measure_random_throughput
+from dragoman.runs.auto_config import apply_step_count
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.training_run import train
 from dragoman.runtime import signals
-from dragoman.runtime.device import select_train_device
 from dragoman.runtime.memory import is_out_of_memory, release_memory
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.atomic import replace_file
@@ -100,15 +94,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIALS_DIRECTORY = "trials"
-BEST_FILE, CSV_FILE, FIGURE_FILES = "best.yaml", "trials.csv", ("trials.png", "trials.svg")
+CSV_FILE, FIGURE_FILES = "trials.csv", ("trials.png", "trials.svg")
 LINE_COLUMNS = 80
 TRIALS_PER_BUDGET = 20  # a trial gets this part of the budget by default ...
 MIN_TRIAL_SECONDS = 60.0  # ... but at least this
 VALIDATIONS_PER_TRIAL = 8
 MAX_CRASHES = 3  # of one trial without a validation in between
 MAX_FAILURES = 5  # of the first trials in a row
-# Set by `apply_step_count` for the length of a run: a trial's, not those of the final training.
-_LENGTH_SETTINGS = ("steps", "warmup_steps", "ema_decay", "checkpoint_every", "validate_every")
 
 
 class TrialStopped(Exception):  # noqa: N818 - a decision, not an error
@@ -273,7 +265,7 @@ class Study:
 
     def choose_header(self) -> dict[str, Any]:
         """Choose the base configuration and the search space; return the journal's first event."""
-        self.base = self._choose_base()
+        self.base = choose_base(self.request, self._override, trial_seconds=self.trial_seconds)
         self.space = parse_search(self._search, self.base)
         self.objective = choose_objective(self.base, self.objective.metric, self.space)
         return {
@@ -310,40 +302,6 @@ class Study:
             for name in CORPUS_SETTINGS
             for path in file_names(getattr(self.request.data, name))
         ]
-
-    def _choose_base(self) -> Config:
-        """Return the configuration that trials change: chosen from the corpus, or as given."""
-        if self.request.task == TRANSLATE and open_corpora(self.request.data).valid is None:
-            raise ConfigError(
-                [
-                    "tuning needs a validation set; found none, and too few sentence pairs to hold "
-                    "some out; add --valid-src and --valid-tgt"
-                ]
-            )
-        if self._override is None:
-            return self.request
-        device = select_train_device(self.request.train.device)
-        chosen = choose_config(
-            measure_corpus(open_corpora(self.request.data).train),
-            seconds=self.trial_seconds,
-            measure=lambda config: measure_random_throughput(config, device),
-            device=device.type,
-        ).config
-        recipe = catalogue("recipe").load(chosen.recipe)()
-        length = {name: getattr(recipe.train, name) for name in _LENGTH_SETTINGS}
-        base = self._override(chosen.replace(train=length))
-        if base.text.vocab_size == chosen.text.vocab_size:
-            base = self._fit_vocabulary(base)
-        return base
-
-    def _fit_vocabulary(self, base: Config) -> Config:
-        """Return the base with a vocabulary that the corpus allows; the prepared data is cached."""
-        with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
-            try:
-                prepare_data(base, Path(folder) / "text", QuietProgress())
-            except VocabularyError as error:
-                return base.replace(text={"vocab_size": error.largest})
-        return base
 
     def describe(self) -> None:
         """Show the search space, the metric and the times."""
@@ -644,35 +602,13 @@ class Study:
             write_csv(self.path / CSV_FILE, self.trials, self.space, metric=label)
             best = best_trial(self.trials, lower=lower)
             if best is not None:
-                replace_file(self.path / BEST_FILE, self._best_settings(best).encode())
+                found = f"{label} {format_metric(best.value)}"
+                head = f"Trial {best.number} of {len(self.trials)}: {found}"
+                text = format_settings(apply_values(self.base, best.values), head)
+                replace_file(self.path / BEST_FILE, text.encode())
             if figures:
                 paths = [self.path / name for name in FIGURE_FILES]
                 draw_trials(paths, self.trials, self.space, metric=label, lower=lower)
-
-    def _best_settings(self, best: TrialRecord) -> str:
-        """Return the settings of a trial as YAML: those that differ from its recipe."""
-        config = apply_values(self.base, best.values)
-        defaults = catalogue("recipe").load(config.recipe)() if config.recipe else Config()
-        before = to_dict(defaults)
-        changed = {
-            section: {
-                name: value
-                for name, value in values.items()
-                if value != before.get(section, {}).get(name)
-            }
-            for section, values in to_dict(config).items()
-            if isinstance(values, dict)
-        }
-        head = {"recipe": config.recipe} if config.recipe else {}
-        if config.task != TRANSLATE:
-            head["task"] = config.task
-        settings = head | {section: values for section, values in changed.items() if values}
-        found = f"{self.objective.label} {format_metric(best.value)}"
-        return (
-            f"# Trial {best.number} of {len(self.trials)}: {found} on the validation set.\n"
-            f"# Train with: dragoman train --config {BEST_FILE} --budget TIME --out MODEL\n"
-            + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        )
 
     def _append(self, event: str, **fields: Any) -> None:
         self.journal.append({"event": event, **fields, "seconds": round(self.elapsed(), 3)})

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from kernel_kit import cache_with_kernels
 
 from dragoman.bundle import Bundle
@@ -34,6 +35,7 @@ from dragoman.storage.disk import DiskFullError
 from dragoman.storage.lock import DirectoryLock
 from dragoman.tasks.translation import TranslationValidator
 from dragoman.text.tokenizer import train_tokenizers
+from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.progress import QuietProgress
 
 SETTINGS = [
@@ -783,3 +785,45 @@ def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):
         rf"{epochs}",
         corrected,
     )
+
+
+def test_records_are_passed_on_and_an_exception_ends_the_run(corpus):
+    seen = []
+
+    class EnoughError(Exception):
+        pass
+
+    def on_record(record):
+        seen.append(record)
+        if record.get("event") == "validation":
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        train(configured(corpus), corpus / "out", on_record=on_record)
+    assert [record["step"] for record in seen] == [1, 2, 3, 3]
+    assert not (corpus / "out" / "manifest.json").exists()
+    train(configured(corpus), corpus / "out")  # from the checkpoint
+    assert (corpus / "out" / "manifest.json").exists()
+
+
+def test_without_the_fallback_a_full_gpu_is_an_error(corpus, monkeypatch):
+    from dragoman.runs import training_run
+
+    devices = []
+
+    def full(run, **options):
+        devices.append(run.device.type)
+        if run.device.type != "cpu":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run.output_dir.path
+
+    monkeypatch.setattr(training_run, "select_train_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(training_run, "describe_hardware", lambda device, ranks: str(device))
+    monkeypatch.setattr(training_run, "warn_cpu_fallback", lambda device: None)
+    monkeypatch.setattr(training_run, "init_process_group", lambda device: ProcessGroup())
+    monkeypatch.setattr(training_run.TrainingRun, "execute", full)
+    train(configured(corpus), corpus / "out")
+    assert devices == ["cuda", "cpu"]
+    with pytest.raises(torch.OutOfMemoryError):
+        train(configured(corpus), corpus / "out", cpu_fallback=False)
+    assert devices == ["cuda", "cpu", "cuda"]
