@@ -72,7 +72,9 @@ class ObservedSet(TaskInput):
     @property
     def request(self) -> dict[str, Any]:
         """The set as text and as numbers."""
-        text = "" if self.sets.objective.images else json.dumps(self.elements.tolist())
+        # Shortest decimals that read as these float32 numbers again: 3.2, not 3.200000047683716.
+        rows = [[float(str(each)) for each in row] for row in self.elements]
+        text = "" if self.sets.objective.images else json.dumps(rows)
         return {"text": text, "set": self.elements.tolist()}
 
     def run(self, copies: int = 1, *, off: Sequence[str] = ()) -> Tensor:

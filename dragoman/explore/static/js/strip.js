@@ -407,7 +407,7 @@ class StripPanel {
     const part = formatPart(weights.values[weights.strongest]);
     const sentence = element('p', { class: 'answer' }, fill(translate(`strip.read.${weights.from}`), { token, source, part }));
     const head = ex.strongestHead(t);
-    if (!head) return element('div', {}, sentence);
+    if (!head) return sentence;
     const open = () => {
       this.context.store.set({ site: head.site, head: head.head, src: head.src, zoom: null });
       this.context.visit('head');
@@ -416,7 +416,7 @@ class StripPanel {
       head: element('strong', {}, head.name),
       weight: formatNumber(head.weight),
     }), ' ', element('button', { type: 'button', class: 'plain inline', onclick: open }, translate('strip.openHead')));
-    return element('div', {}, sentence, this.disagreement(ex, t, weights));
+    return [sentence, this.disagreement(ex, t, weights)].filter(Boolean);
   }
 
   // Attribution and attention are two measures: where their strongest words differ, the page says so.
