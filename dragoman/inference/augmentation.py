@@ -90,14 +90,15 @@ class AugmentationRun:
         """Check that nothing is lost, and return the number of lines that are done already."""
         digest = hashlib.sha256(canonical_json(dict(self.request))).hexdigest()
         record = read_json(self.progress_path) if self.progress_path.exists() else None
-        if record is not None and record.get("request") != digest and not self.overwrite:
+        is_other = record is not None and record.get("request") != digest
+        if record and is_other and record["counts"] and not self.overwrite:
             raise ConfigError(
                 [
                     "an unfinished augmentation must be continued by the same command; "
                     f"found {self.progress_path} of another; repeat that one, or --overwrite it"
                 ]
             )
-        if record is None or record.get("request") != digest or self.overwrite:
+        if record is None or is_other or self.overwrite:
             for path in (self.output_src, self.output_tgt):
                 if path.exists() and not self.overwrite:
                     raise ConfigError(

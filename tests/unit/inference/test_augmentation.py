@@ -132,19 +132,27 @@ def test_nothing_is_overwritten_unless_asked(tmp_path: Path) -> None:
     assert (tmp_path / "out.tgt").read_text().splitlines() == LINES[:10]
 
 
+def kill_second(lines: Sequence[str], seed: int) -> list[str]:
+    if seed != block_seed(1, 0):
+        raise KilledError
+    return translate(lines, seed)
+
+
 def test_an_unfinished_run_of_another_command_is_kept(tmp_path: Path) -> None:
-    assert build(tmp_path).open() == 0
+    with pytest.raises(KilledError):
+        build(tmp_path).run(LINES, kill_second, PairFilter(count_words))
     with pytest.raises(ConfigError, match=r"found .*out\.src\.progress\.json of another"):
         build(tmp_path, tag="<BT>").open()
     assert build(tmp_path, tag="<BT>", overwrite=True).open() == 0
 
 
-def test_a_partial_file_that_lost_bytes_is_told(tmp_path: Path) -> None:
-    def kill_second(lines: Sequence[str], seed: int) -> list[str]:
-        if seed != block_seed(1, 0):
-            raise KilledError
-        return translate(lines, seed)
+def test_a_run_that_wrote_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    """An input that could not be read is corrected, and is another file then."""
+    assert build(tmp_path).open() == 0
+    assert build(tmp_path, tag="<BT>").open() == 0
 
+
+def test_a_partial_file_that_lost_bytes_is_told(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         build(tmp_path).run(LINES, kill_second, PairFilter(count_words))
     (tmp_path / "out.tgt.partial").write_bytes(b"")
