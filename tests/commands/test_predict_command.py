@@ -63,7 +63,7 @@ def make_length_classifier() -> Any:
                 for text in encoded
             ]
 
-        def explain(self, each):
+        def explain_words(self, each):
             words = each.split()
             value = min(1.0, len(each) / 20)
             return explain_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def subject(recipe: str) -> Subject:
 def asked(request: pytest.FixtureRequest):
     """Serve a model and explain an input, typed as a person would."""
     predictor, example = subject(request.param)
-    session = ExplorerSession(predictor, name=request.param)
+    session = ExplorerSession(predictor, path=Path(request.param))
     value = list(example) if isinstance(example, tuple) else example
     value = {"tokens": value} if session.task == "tag" else value
     with TestClient(build_app(session, port=8023), base_url=BASE) as client:
