@@ -5,6 +5,7 @@ Nothing is dropped, and what fits is remembered.
 
 from __future__ import annotations
 
+import gc
 import re
 
 import numpy as np
@@ -27,6 +28,15 @@ from dragoman.runtime.memory import is_out_of_memory
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import train_step
 from dragoman.training.train_step import OOMSplitter
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects():
+    """Spare garbage collection, which every shortage of memory starts, what other tests loaded."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Narrow:
