@@ -187,7 +187,7 @@ class AugmentationRun:
         replace_file(self.progress_path, json.dumps(record, indent=1).encode())
 
     def _finish(self, digest: str) -> None:
-        """Give both files their names; a run that is killed between the two does the rest."""
+        """Rename both files into place; a run killed between the two finishes it when resumed."""
         self._record(digest, done=True)
         with os_errors_converted(self.output_src):
             for partial, final in zip(
