@@ -275,12 +275,12 @@ class TabularCorpus(Corpus):
         return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 
-class DirectedCorpus(Corpus):
-    """A corpus in one of its two directions: the pairs of de-en, or swapped those of en-de."""
+class CorpusView(Corpus):
+    """A corpus whose pairs are those of another: its files and positions are that one's."""
 
-    def __init__(self, corpus: Corpus, direction: Direction, *, swapped: bool) -> None:
+    def __init__(self, corpus: Corpus) -> None:
         super().__init__(max_line_bytes=corpus.max_line_bytes, on_bad_line=corpus.on_bad_line)
-        self._corpus, self.direction, self._swapped = corpus, direction, swapped
+        self._corpus = corpus
 
     @property
     def files(self) -> list[Path]:
@@ -303,6 +303,14 @@ class DirectedCorpus(Corpus):
     def fraction_read(self) -> float:
         """Return the fraction of the corpus read so far."""
         return self._corpus.fraction_read()
+
+
+class DirectedCorpus(CorpusView):
+    """A corpus in one of its two directions: the pairs of de-en, or swapped those of en-de."""
+
+    def __init__(self, corpus: Corpus, direction: Direction, *, swapped: bool) -> None:
+        super().__init__(corpus)
+        self.direction, self._swapped = direction, swapped
 
     def layout(self) -> dict[str, object]:
         """Return the layout of the corpus, its direction and whether its sides are swapped."""

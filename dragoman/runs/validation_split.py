@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from dragoman.data.corpus import BadPair, Corpus, SentencePair
-from dragoman.data.file_stream import FileStream
+from dragoman.data.corpus import BadPair, Corpus, CorpusView, SentencePair
 
 HOLD_OUT_EVERY = 50  # one pair in fifty is held out ...
 HOLD_OUT_WITHIN = 50_000  # ... of the first fifty thousand: at most a thousand pairs
 
 
-class SplitCorpus(Corpus):
+class SplitCorpus(CorpusView):
     """The held-out pairs of a corpus, or the others; the line number decides."""
 
     def __init__(self, corpus: Corpus, *, held_out: bool) -> None:
-        super().__init__(max_line_bytes=corpus.max_line_bytes, on_bad_line=corpus.on_bad_line)
-        self._corpus, self._held_out = corpus, held_out
-
-    @property
-    def files(self) -> list[Path]:
-        """The files of the corpus."""
-        return self._corpus.files
-
-    @property
-    def streams(self) -> list[FileStream]:
-        """The open streams of the corpus."""
-        return self._corpus.streams
-
-    @streams.setter
-    def streams(self, streams: list[FileStream]) -> None:
-        """Ignore the assignment: the corpus itself opens its streams."""
-
-    def describe_line(self, number: int) -> int | str:
-        """Return the position of a pair in the corpus."""
-        return self._corpus.describe_line(number)
+        super().__init__(corpus)
+        self._held_out = held_out
 
     def part_counts(self) -> list[int]:
         """Return the number of pairs of each part of the corpus."""
         return self._corpus.part_counts()
-
-    def fraction_read(self) -> float:
-        """Return the fraction of the corpus read so far."""
-        return self._corpus.fraction_read()
 
     def layout(self) -> dict[str, object]:
         """Return the layout of the corpus and which side of the split this is."""
