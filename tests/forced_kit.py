@@ -6,7 +6,7 @@ import torch
 from model_kit import shaken
 
 from dragoman.config import ModelConfig
-from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import NeuralLanguageModel, build_language_model

@@ -370,8 +370,7 @@ def _write_figure(
     head: int | None,
 ) -> None:
     """Write the attention map."""
-    from dragoman.explain.attention_plot import save_attention_views
-    from dragoman.explain.attention_view import select_views, title_lines
+    from dragoman.explain.attention_plot import save_attention_views, select_views, title_lines
 
     views = select_views(explanation, kind=kind, layer=layer, head=head)
     if not views:

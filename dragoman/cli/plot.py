@@ -23,7 +23,7 @@ from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
-    from dragoman.explain.token_statistics import TokenStatistics
+    from dragoman.explain.model_statistics import TokenStatistics
 
 FIGURES = {
     "curves": "loss, metrics and learning rate of the training",
@@ -345,8 +345,7 @@ class PlottedModel:
     @functools.cached_property
     def tokens(self) -> TokenStatistics | None:
         """Token distributions by teacher forcing; None without references or for labels."""
-        from dragoman.explain.task_calibration import measure_text
-        from dragoman.explain.token_statistics import measure_pairs
+        from dragoman.explain.model_statistics import measure_pairs, measure_text
 
         if self.task != "translate":
             predictor = self.predictor
@@ -421,7 +420,7 @@ def _draw_curves(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_positions(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the position encodings of one model."""
-    from dragoman.explain.figures_positions import describe_missing, find_positions, save_positions
+    from dragoman.explain.positions import describe_missing, find_positions, save_positions
 
     [model] = models
     if not model.is_finished:
@@ -439,7 +438,7 @@ def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw BLEU by source length of all models."""
     from dragoman.evaluate.metrics import build_metrics
     from dragoman.explain.figures_statistics import save_length_scores
-    from dragoman.explain.length_buckets import score_by_length
+    from dragoman.explain.model_statistics import score_by_length
 
     scored = []
     for model in models:
@@ -478,7 +477,7 @@ def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
 def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the reliability diagram of all models."""
     from dragoman.explain.figures_statistics import Calibration, save_calibration
-    from dragoman.explain.task_calibration import measure_predictions
+    from dragoman.explain.model_statistics import measure_predictions
 
     runs = []
     for model in models:

@@ -234,9 +234,7 @@ def _explain(
     """Explain each input: in the terminal or as JSON, or as one page; return their number."""
     from rich.console import Console
 
-    from dragoman.explain.highlighted_text import render_explanation
-    from dragoman.explain.html_page import render_html
-    from dragoman.explain.text_explanation import TextExplanation
+    from dragoman.explain.text_explanation import TextExplanation, render_explanation, render_html
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     pages = []

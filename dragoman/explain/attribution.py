@@ -30,11 +30,14 @@ from torch import Tensor
 from dragoman.attention.alignments import Alignment
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
+from dragoman.explain.attention_heads import head_estimates
 from dragoman.explain.explanation import Array, Attribution
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.head_ablation import head_estimates
-from dragoman.explain.head_scales import attention_parts
-from dragoman.explain.target_gradients import TargetGradients, target_gradients
+from dragoman.explain.teacher_forcing import (
+    ForcedTarget,
+    TargetGradients,
+    attention_parts,
+    target_gradients,
+)
 from dragoman.layers.embedding import Embedding
 from dragoman.models.prefix_lm import PrefixLM
 

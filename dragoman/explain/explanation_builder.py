@@ -1,4 +1,15 @@
-"""Build the explanation of one translation, part by part; what a model lacks is named."""
+"""Build the explanation of one translation, part by part; what a model lacks is named.
+
+The logit lens is what the model would predict if its decoder ended after each of its layers: the
+decoder's final norm and the output matrix are applied to the hidden state after every layer
+(nostalgebraist 2020, "interpreting GPT: the logit lens"). The last layer's are the model's own
+logits. Early layers write in a space that the output matrix was not trained on, so their ranks are
+weak evidence: that a token ranks high says something, that it ranks low says little.
+
+The diagnosis of a search compares its output with a reference. A *search error*: the model prefers
+the reference, and the search did not find it. A *model error*: the model itself prefers what was
+found (Stahlberg and Byrne, 2019).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +17,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.attention.mechanism import Mechanism
-from dragoman.attention.recorder import find_attentions
+from dragoman.attention.recorder import find_attentions, record
 from dragoman.config import Config
+from dragoman.decoding.beam_trace import BeamTrace
+from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
+from dragoman.explain.attention_heads import summarize_heads
 from dragoman.explain.attention_maps import (
     CapturedSite,
     capture_pair,
@@ -38,12 +52,11 @@ from dragoman.explain.explanation import (
     Attribution,
     Explanation,
     HeadSummary,
+    NBestEntry,
     Step,
 )
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.head_labels import summarize_heads
-from dragoman.explain.logit_lens import lens_fields, read_logit_lens
-from dragoman.explain.position_summary import summarize_positions
+from dragoman.explain.positions import summarize_positions
+from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -58,6 +71,12 @@ _SAMPLED_WEIGHTS = 64  # of each parameter, for the model's digest
 _NO_ATTENTION = (
     "This model has no attention: its decoder sees the source only as the encoder's final state."
 )
+LENS_TOKENS = 5  # most probable tokens of each layer
+RANKS = "lens.rank"  # name of the array
+NO_BEAM = "Sampling draws one token after another: there is no beam to show."
+# Scores from the incremental decoder and from teacher forcing differ by rounding.
+SCORE_TOLERANCE = 1e-4
+Verdict = Literal["same", "equal", "search_error", "model_error"]
 
 
 class ExplainedTarget(NamedTuple):
@@ -321,3 +340,191 @@ def plain_logits(model: EncoderDecoder, source: Sequence[int], target: Sequence[
     src, _ = pad_sources([source], device)
     tgt_in, _ = pad_batch([[BOS, *target[:-1]]], device)
     return model(src, tgt_in)[0].float().cpu()
+
+
+# The logit lens
+
+
+class LogitLens(NamedTuple):
+    """The predictions after each of L decoder layers, for T target positions."""
+
+    layers: list[str]  # "d0", "d1" and so on
+    ranks: NDArray[np.int32]  # (L, T) rank of the target token; 1 is the most probable
+    top_ids: NDArray[np.int64]  # (L, T, 5) most probable tokens, best first
+    top_probs: NDArray[np.float32]  # (L, T, 5) their probabilities
+    final_logits: Tensor  # (T, V) of the last layer: the model's own
+    skipped: int  # layers of another width than the last, which the output matrix cannot read
+
+
+class LensFields(NamedTuple):
+    """The lens as an explanation has it, and the arrays that it names."""
+
+    fields: dict[str, Any]  # layers, rank, top, exact_last
+    arrays: dict[str, NDArray[Any]]
+
+
+@torch.no_grad()
+def read_logit_lens(forced: ForcedTarget, *, top: int = LENS_TOKENS) -> LogitLens:
+    """Return the rank of each target token and the most probable tokens after each layer."""
+    model, outputs = forced.model, list[Tensor]()
+    # Explicit attention weights, as in the pass whose numbers stand beside these.
+    with record(model, list(find_attentions(model))):
+        forced.hidden(forced.embed_source(), forced.embed_target(), layer_outputs=outputs)
+    width = outputs[-1].size(-1)
+    layers, ranks, top_ids, top_probs = [], [], [], []
+    logits = torch.empty(0)
+    for number, output in enumerate(outputs):
+        if output.size(-1) != width:
+            continue
+        logits = model.project(model.output(model.decoder.finish(output)))[0].float()  # (T, V)
+        best = logits.topk(min(top, logits.size(-1)), dim=-1)
+        layers.append(f"d{number}")
+        ranks.append(token_ranks(logits, forced.tgt_out))
+        top_ids.append(best.indices)
+        top_probs.append((best.values - logits.logsumexp(-1, keepdim=True)).exp())
+    return LogitLens(
+        layers,
+        torch.stack(ranks).cpu().numpy().astype(np.int32),
+        torch.stack(top_ids).cpu().numpy(),
+        torch.stack(top_probs).cpu().numpy(),
+        logits,
+        len(outputs) - len(layers),
+    )
+
+
+def lens_fields(lens: LogitLens, name_tokens: Callable[[list[int]], list[str]]) -> LensFields:
+    """Return the lens as an explanation has it; `name_tokens` returns the texts of token ids."""
+    texts = iter(name_tokens(lens.top_ids.flatten().tolist()))
+    top = [
+        [[[next(texts), round(prob, 5)] for prob in position] for position in layer]
+        for layer in lens.top_probs.tolist()
+    ]
+    fields = {"layers": lens.layers, "rank": RANKS, "top": top, "exact_last": True}
+    return LensFields(fields, {RANKS: lens.ranks})
+
+
+def token_ranks(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the rank (T,) of each token among its logits (T, V): 1 plus the number above it."""
+    chosen = logits.gather(1, tokens.unsqueeze(1))
+    return (logits > chosen).sum(dim=1) + 1
+
+
+# How the output was found
+
+
+class TracedSearch(NamedTuple):
+    """The n best of one source, with the trace of the search."""
+
+    hypotheses: Sequence[Hypothesis]  # best first
+    texts: Sequence[str]
+    trace: BeamTrace | None  # None if the strategy has no beam
+    masked: Sequence[int]  # tokens that were forbidden at each position of the best
+    max_length: int  # of an output, EOS not counted
+    prefix: Sequence[int] = ()  # the forced tokens
+
+    @property
+    def best(self) -> Hypothesis:
+        """The best hypothesis."""
+        return self.hypotheses[0]
+
+
+class Diagnosis(NamedTuple):
+    """Whether the search or the model is why a reference was not the output."""
+
+    verdict: Verdict
+    sentence: str
+
+
+def diagnose(
+    *,
+    reference: float,
+    found: float,
+    same_tokens: bool = False,
+    finished: bool = True,
+    name: str = "the reference",
+) -> Diagnosis:
+    """Compare the normalised score of a reference with that of what the search found.
+
+    An output that is not `finished` ranks behind every finished one, whatever its score.
+    """
+    if same_tokens:
+        return Diagnosis("same", f"The search found {name}, with a score of {found:.2f}.")
+    scores = f"{reference:.2f} against {found:.2f}"
+    if not finished:
+        return Diagnosis(
+            "search_error",
+            f"Search error: the output was cut at its maximum length, and {name}, which ends, "
+            f"would rank before it; their scores are {scores}.",
+        )
+    if abs(reference - found) <= SCORE_TOLERANCE:
+        return Diagnosis("equal", f"The model scores {name} as it scores its own output, {scores}.")
+    if reference > found:
+        return Diagnosis(
+            "search_error",
+            f"Search error: the model scores {name} higher than its own output, {scores}, "
+            "but the search did not find it; try a wider beam.",
+        )
+    return Diagnosis(
+        "model_error",
+        f"Model error: the model scores {name} lower than its own output, {scores}, "
+        "so no search would prefer it.",
+    )
+
+
+def add_search(
+    explanation: Explanation,
+    searched: TracedSearch,
+    tokenizer: Tokenizer,
+    *,
+    has_reference: bool = False,
+) -> Explanation:
+    """Return the explanation with its n-best list and beam trace.
+
+    If its target is a reference, `score` also has the score of what was found (`own`) and how the
+    two compare (`reference`).
+    """
+    own, score = searched.best, dict(explanation.score)
+    if has_reference:
+        found = diagnose(
+            reference=score["normalised"],
+            found=own.score,
+            same_tokens=[token.id for token in explanation.target.tokens] == _written(own),
+            finished=own.finished,
+        )
+        score["own"] = {"sum": own.total, "normalised": own.score}
+        score["reference"] = {
+            "sum": score["sum"],
+            "normalised": score["normalised"],
+            "verdict": found.verdict,
+            "sentence": found.sentence,
+        }
+    trace = searched.trace
+    ids = {token for each in searched.hypotheses for token in _written(each)}
+    if trace is not None:
+        ids |= {int(token) for token in trace.token[1:]}
+    named = sorted(ids)
+    return dataclasses.replace(
+        explanation,
+        score=score,
+        nbest=list_nbest(searched),
+        beam=trace,
+        missing=dict(explanation.missing) | ({"beam": NO_BEAM} if trace is None else {}),
+        pieces=dict(zip(named, token_texts(tokenizer, named), strict=True)),
+    )
+
+
+def _written(hypothesis: Hypothesis) -> list[int]:
+    """Return the tokens of a hypothesis, EOS included if it is finished."""
+    return [*hypothesis.tokens, EOS] if hypothesis.finished else list(hypothesis.tokens)
+
+
+def list_nbest(searched: TracedSearch) -> list[NBestEntry]:
+    """Return the n-best list with the last node of each in the trace."""
+    trace = searched.trace
+    leaves: Sequence[int | None] = (
+        [None] * len(searched.hypotheses) if trace is None else trace.leaves
+    )
+    return [
+        NBestEntry(list(each.tokens), text, each.total, each.score, leaf)
+        for each, text, leaf in zip(searched.hypotheses, searched.texts, leaves, strict=True)
+    ]

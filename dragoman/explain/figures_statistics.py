@@ -24,8 +24,8 @@ from dragoman.explain.figures import (
     save_figure,
     use_log_scale,
 )
-from dragoman.explain.length_buckets import LengthScores
-from dragoman.explain.token_statistics import (
+from dragoman.explain.model_statistics import (
+    LengthScores,
     TokenStatistics,
     reliability_bins,
     smoothed_target,

@@ -25,8 +25,8 @@ from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.explain.attention_maps import LocatedSite, locate_sites
 from dragoman.explain.explanation import Explanation, TokenizedText
-from dragoman.explain.json_schema import find_problems
-from dragoman.explain.tensor_codec import decode_tensor, pool_matrix
+from dragoman.explain.validation import find_problems
+from dragoman.explain.wire_format import decode_tensor, pool_matrix
 from dragoman.layers.convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS

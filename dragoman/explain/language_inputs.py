@@ -25,7 +25,7 @@ from dragoman.attention.recorder import (
 )
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.task_explanations import (
+from dragoman.explain.task_inputs import (
     MAX_COPIES,
     Floats,
     SeenSite,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dragoman.attention.recorder import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.task_explanations import (
+from dragoman.explain.task_inputs import (
     Floats,
     SeenSite,
     Switch,

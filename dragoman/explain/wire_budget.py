@@ -11,21 +11,19 @@ import numpy as np
 
 from dragoman.errors import DataError
 from dragoman.explain.explanation import Array, Explanation, HeadSummary
-from dragoman.explain.tensor_codec import (
+from dragoman.explain.wire_format import (
+    BEAM_FIELDS,
     DTYPES,
     Pool,
+    all_arrays,
+    dump_json,
+    encode_parts,
     encode_tensor,
+    fixed_dtype,
     integer_dtype,
     is_exact,
     pool_edges,
     pool_matrix,
-)
-from dragoman.explain.wire_format import (
-    BEAM_FIELDS,
-    all_arrays,
-    dump_json,
-    encode_parts,
-    fixed_dtype,
 )
 
 EXACT_HEADS = 8  # heads kept exact beside pooled matrices, if they fit

@@ -259,7 +259,7 @@ class ExplorerSession:
 
     def attribute(self, entry: StoredExplanation, body: dict[str, Any]) -> dict[str, Any]:
         """Return the attribution of another method and its tensors."""
-        from dragoman.explain.tensor_codec import encode_tensor
+        from dragoman.explain.wire_format import encode_tensor
 
         predictor = self._require_own(entry)
         method = read_attribute_request(body)

@@ -21,7 +21,7 @@ from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask, tokenize
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_explanations import TaskInput
+    from dragoman.explain.task_inputs import TaskInput
     from dragoman.explain.text_explanation import SentenceSpans, TextExplanation
 
 EMPTY_NOTE = "the text has no words: it has no label"

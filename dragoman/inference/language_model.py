@@ -36,7 +36,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary import normalize_text
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_explanations import TaskInput
+    from dragoman.explain.task_inputs import TaskInput
     from dragoman.tasks.language import LanguageTask
     from dragoman.tasks.masked import FilledText
     from dragoman.text.language_text import TextDecoder

@@ -15,7 +15,7 @@ from dragoman.inference.translation import check_text_iterable, replace_control_
 from dragoman.models.masked_lm import MaskedLM
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_explanations import TaskInput
+    from dragoman.explain.task_inputs import TaskInput
     from dragoman.tasks.masked import FilledText, MaskedLanguageTask
 
 NO_MASK_NOTE = "the text has no <mask>: there is nothing to fill in"

@@ -17,7 +17,7 @@ from dragoman.models.pair_classifier import PairModel, PairOutput
 from dragoman.tasks.pairs import EncodedPair, PairsTask, expected_score
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_explanations import TaskInput
+    from dragoman.explain.task_inputs import TaskInput
 
 InputPair = tuple[str, str]
 

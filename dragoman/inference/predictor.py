@@ -32,7 +32,7 @@ from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation
-    from dragoman.explain.task_explanations import TaskInput
+    from dragoman.explain.task_inputs import TaskInput
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dragoman.text.tagging_text import PLAIN, TaggedSentence
 from dragoman.text.vocabulary import split_words
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_explanations import TaskInput
+    from dragoman.explain.task_inputs import TaskInput
     from dragoman.tasks.tagging import TaggingTask
 
 EMPTY_NOTE = "the text has no tokens: there is nothing to tag"

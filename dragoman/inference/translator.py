@@ -37,26 +37,27 @@ from dragoman.decoding.search import SearchRequest, SearchStrategy, TokenConstra
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.explain import Explanation
-from dragoman.explain.attention_maps import align_batch, locate_sites
-from dragoman.explain.attribution import attribute_tokens, attribution_fields
-from dragoman.explain.explanation import Ablation, Array, AttentionWeights, Attribution
-from dragoman.explain.explanation_builder import (
-    ExplainedTarget,
-    build_score,
-    build_steps,
-    explain_pair,
-    model_digest,
-    plain_logits,
-)
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.head_ablation import (
+from dragoman.explain.attention_heads import (
     ablate_heads,
     head_batches,
     heads_switched_off,
     measure_head_batch,
     select_heads,
 )
-from dragoman.explain.search_diagnosis import TracedSearch, add_search
+from dragoman.explain.attention_maps import align_batch, locate_sites
+from dragoman.explain.attribution import attribute_tokens, attribution_fields
+from dragoman.explain.explanation import Ablation, Array, AttentionWeights, Attribution
+from dragoman.explain.explanation_builder import (
+    ExplainedTarget,
+    TracedSearch,
+    add_search,
+    build_score,
+    build_steps,
+    explain_pair,
+    model_digest,
+    plain_logits,
+)
+from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.branches import branch_prefix, compute_branches, list_branches
 from dragoman.inference.direction_choice import DirectionChooser

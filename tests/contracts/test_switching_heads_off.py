@@ -13,16 +13,16 @@ from model_kit import shaken
 from dragoman.attention.recorder import record
 from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
-from dragoman.explain.attribution import attribute_tokens, attribution_note
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.head_ablation import (
+from dragoman.explain.attention_heads import (
     ablate_heads,
     attention_parts,
     estimate_head_effects,
     measure_head_effects,
 )
-from dragoman.explain.logit_lens import read_logit_lens, token_ranks
-from dragoman.explain.position_summary import summarize_positions
+from dragoman.explain.attribution import attribute_tokens, attribution_note
+from dragoman.explain.explanation_builder import read_logit_lens, token_ranks
+from dragoman.explain.positions import summarize_positions
+from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.mini import mini

@@ -11,9 +11,8 @@ import pytest
 
 from dragoman.errors import DataError
 from dragoman.explain import figures
-from dragoman.explain.attention_plot import save_attention_map, save_attention_views
-from dragoman.explain.attention_view import select_views
-from dragoman.explain.terminal_plot import render_attention
+from dragoman.explain.attention_plot import save_attention_map, save_attention_views, select_views
+from dragoman.explain.terminal_report import render_attention
 from tests.explanation_kit import make_explanation
 
 SRC, TGT = ["▁Ein", "▁Mann", "</s>"], ["▁A", "▁man", ".", "</s>"]

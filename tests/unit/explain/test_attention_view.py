@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dragoman.errors import ConfigError
-from dragoman.explain.attention_view import (
+from dragoman.explain.attention_plot import (
     join_words,
     rank_correlation,
     select_views,

@@ -11,6 +11,7 @@ from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.errors import DataError
+from dragoman.explain.attention_heads import estimate_head_effects
 from dragoman.explain.attribution import (
     METHODS,
     attribute_tokens,
@@ -22,8 +23,7 @@ from dragoman.explain.attribution import (
     occlusion,
     value_zeroing,
 )
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.head_ablation import estimate_head_effects
+from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 DECODERS = (

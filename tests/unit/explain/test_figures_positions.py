@@ -9,7 +9,7 @@ import torch
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.attention.relative_positions import alibi_slopes
 from dragoman.config import ModelConfig
-from dragoman.explain.figures_positions import (
+from dragoman.explain.positions import (
     ConvolutionReach,
     PositionCurves,
     PositionTable,

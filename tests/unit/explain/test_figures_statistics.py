@@ -16,8 +16,12 @@ from dragoman.explain.figures_statistics import (
     save_entropies,
     save_length_scores,
 )
-from dragoman.explain.length_buckets import LengthBucket, LengthScores
-from dragoman.explain.token_statistics import TokenStatistics, smoothed_target
+from dragoman.explain.model_statistics import (
+    LengthBucket,
+    LengthScores,
+    TokenStatistics,
+    smoothed_target,
+)
 from tests.explanation_kit import make_explanation
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dragoman.explain.attention_heads import rank_correlation, summarize_heads
 from dragoman.explain.explanation import AttentionSite, HeadSummary, Token, TokenizedText
-from dragoman.explain.head_labels import rank_correlation, summarize_heads
 
 WORDS = ["the", " hou", "ses", ",", " the", " sea", "."]
 RANKS = [0, 50, 60, 1, 0, 99, 2]

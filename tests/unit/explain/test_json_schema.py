@@ -21,7 +21,7 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
-from dragoman.explain.json_schema import explanation_schema, find_problems
+from dragoman.explain.validation import explanation_schema, find_problems
 
 
 def whole() -> dict[str, Any]:

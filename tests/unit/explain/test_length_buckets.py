@@ -9,7 +9,7 @@ import sacrebleu
 from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.errors import DataError
-from dragoman.explain.length_buckets import score_by_length
+from dragoman.explain.model_statistics import score_by_length
 
 
 def corpus(count: int = 200) -> tuple[list[str], list[str], list[str]]:

@@ -8,7 +8,7 @@ import torch
 from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.recorder import record
-from dragoman.explain.logit_lens import read_logit_lens, token_ranks
+from dragoman.explain.explanation_builder import read_logit_lens, token_ranks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.language_model import NeuralLanguageModel
 

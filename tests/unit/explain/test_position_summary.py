@@ -10,8 +10,7 @@ import torch
 from forced_kit import tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.multi_head import SelfAttention
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.position_summary import (
+from dragoman.explain.positions import (
     SIMILARITY,
     _collected_inputs,
     describe_reach,
@@ -19,6 +18,7 @@ from dragoman.explain.position_summary import (
     position_similarity,
     summarize_positions,
 )
+from dragoman.explain.teacher_forcing import ForcedTarget
 
 SITES = {
     f"{side}.{layer}.self": f"{letter}{layer}"

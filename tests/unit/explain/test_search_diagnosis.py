@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.explain.search_diagnosis import diagnose
+from dragoman.explain.explanation_builder import diagnose
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from forced_kit import tiny_language_model, tiny_model, tiny_pair
 
-from dragoman.explain import target_gradients
-from dragoman.explain.head_scales import attention_parts
+from dragoman.explain import teacher_forcing
+from dragoman.explain.teacher_forcing import attention_parts
 
 
 def test_both_ways_of_batching_the_backward_passes_agree() -> None:
@@ -16,7 +16,7 @@ def test_both_ways_of_batching_the_backward_passes_agree() -> None:
     heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
     for first, end in ((0, 3), (3, 7)):
         by_vmap, by_rows = (
-            target_gradients._group_gradients(forced, *embedded, heads, first, end, by_rows=by_rows)
+            teacher_forcing._group_gradients(forced, *embedded, heads, first, end, by_rows=by_rows)
             for by_rows in (False, True)
         )
         torch.testing.assert_close(by_vmap, by_rows)
@@ -32,9 +32,9 @@ def test_groups_of_targets_change_nothing(
     forced = tiny_pair(tiny_model(decoder=decoder).double(), tgt=7)
     embedded = forced.embed_source(), forced.embed_target()
     heads = {"encoder.0.self": 2}
-    whole = target_gradients.target_gradients(forced, *embedded, heads)
-    monkeypatch.setattr(target_gradients, "TARGETS_PER_PASS", size)
-    parts = target_gradients.target_gradients(forced, *embedded, heads)
+    whole = teacher_forcing.target_gradients(forced, *embedded, heads)
+    monkeypatch.setattr(teacher_forcing, "TARGETS_PER_PASS", size)
+    parts = teacher_forcing.target_gradients(forced, *embedded, heads)
     torch.testing.assert_close(parts, whole)
 
 

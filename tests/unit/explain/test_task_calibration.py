@@ -7,7 +7,7 @@ import torch
 
 from dragoman.config import read_config
 from dragoman.evaluate.classification import expected_calibration_error
-from dragoman.explain.task_calibration import measure_predictions, measure_text
+from dragoman.explain.model_statistics import measure_predictions, measure_text
 from dragoman.recipes.mini import mini
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import QuietProgress

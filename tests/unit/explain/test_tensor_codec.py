@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.errors import DataError
-from dragoman.explain.tensor_codec import decode_tensor, encode_tensor, pool_edges, pool_matrix
+from dragoman.explain.wire_format import decode_tensor, encode_tensor, pool_edges, pool_matrix
 
 RANDOM = np.random.default_rng(3)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from dragoman.explain.attention_view import select_views
-from dragoman.explain.terminal_plot import (
+from dragoman.explain.attention_plot import select_views
+from dragoman.explain.terminal_report import (
     fit_cells,
     label_token,
     render_attention,

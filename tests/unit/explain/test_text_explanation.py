@@ -10,8 +10,6 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from dragoman.explain.highlighted_text import render_explanation
-from dragoman.explain.html_page import render_html
 from dragoman.explain.text_explanation import (
     CharacterSpan,
     SentenceSpans,
@@ -20,6 +18,8 @@ from dragoman.explain.text_explanation import (
     find_spans,
     leave_out,
     merge_into_words,
+    render_explanation,
+    render_html,
 )
 
 VALUES = {"wonderful": 2.0, "great": 1.0, "boring": -1.5, "not": -0.7}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.explain import token_changes
-from dragoman.explain.token_changes import compare_tokens
+from dragoman.inference import branches
+from dragoman.inference.branches import compare_tokens
 
 tokens = st.lists(st.integers(4, 7), max_size=9)
 
@@ -72,6 +72,6 @@ def test_as_few_tokens_as_possible_change(before: list[int], after: list[int]) -
 
 
 def test_outputs_too_long_to_compare_keep_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_changes, "MAX_COMPARED", 3)
+    monkeypatch.setattr(branches, "MAX_COMPARED", 3)
     found = compare_tokens([1, 5, 6, 2], [1, 7, 5, 8, 2])
     assert found.states == ["kept", "changed", "changed", "new", "kept"]

@@ -10,9 +10,9 @@ import torch
 
 from dragoman.config import ModelConfig
 from dragoman.evaluate.classification import expected_calibration_error
-from dragoman.explain import token_statistics
+from dragoman.explain import model_statistics
 from dragoman.explain.figures_statistics import Calibration
-from dragoman.explain.token_statistics import (
+from dragoman.explain.model_statistics import (
     measure_documents,
     measure_pairs,
     reliability_bins,
@@ -66,8 +66,8 @@ def test_every_token_is_measured_as_in_a_plain_loop(model) -> None:
 
 
 def test_the_number_of_tokens_is_bounded(model, monkeypatch) -> None:
-    monkeypatch.setattr(token_statistics, "MAX_TOKENS", 4)
-    monkeypatch.setattr(token_statistics, "_MAX_LOGITS", 40)
+    monkeypatch.setattr(model_statistics, "MAX_TOKENS", 4)
+    monkeypatch.setattr(model_statistics, "_MAX_LOGITS", 40)
     assert len(measure_pairs(model, PAIRS * 9).right) == 4
 
 

@@ -21,8 +21,8 @@ from dragoman.explain.explanation import (
     TokenizedText,
 )
 from dragoman.explain.invariants import check_wire_form
-from dragoman.explain.tensor_codec import decode_tensor
 from dragoman.explain.wire_budget import trimmed_nodes
+from dragoman.explain.wire_format import decode_tensor
 
 RANDOM = np.random.default_rng(5)
 

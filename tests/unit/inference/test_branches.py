@@ -10,8 +10,8 @@ from translator_kit import CONFIG, TEXT, write_random
 
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
-from dragoman.explain.token_changes import compare_outputs
 from dragoman.inference import Translator, branches
+from dragoman.inference.branches import compare_outputs
 from dragoman.text.special_tokens import BOS, EOS, PAD
 from dragoman.text.tokenizer import train_tokenizers
 

@@ -21,9 +21,9 @@ from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat import repeated_tokens
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
-from dragoman.explain.search_diagnosis import diagnose
-from dragoman.explain.token_changes import compare_outputs
+from dragoman.explain.explanation_builder import diagnose
 from dragoman.inference import Translator
+from dragoman.inference.branches import compare_outputs
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
