@@ -1,0 +1,221 @@
+"""Rows of bench/quality.py: what is trained on which corpus, and what it is compared with."""
+
+from __future__ import annotations
+
+from string import Formatter
+from typing import NamedTuple
+
+SEEDS = (1, 2, 3)
+
+
+class Corpus(NamedTuple):
+    """A parallel corpus in one direction; its files are FOLDER/PART.LANGUAGE.xz."""
+
+    folder: str
+    source: str
+    target: str
+    tests: tuple[str, ...] = ("test",)
+
+    def file(self, part: str, language: str) -> str:
+        """Return the path of a file below the data folder."""
+        return f"{self.folder}/{part}.{language}.xz"
+
+    @property
+    def is_multi30k(self) -> bool:
+        """Whether the literature scores it lower-cased and tokenised."""
+        return self.folder == "multi30k"
+
+
+_M30K_TESTS = ("test_2016_flickr", "test_2017_flickr")
+CORPORA = {
+    "m30k_deen": Corpus("multi30k", "de", "en", _M30K_TESTS),
+    "m30k_ende": Corpus("multi30k", "en", "de", _M30K_TESTS),
+    "m30k_enfr": Corpus("multi30k", "en", "fr", _M30K_TESTS),
+    "tatoeba_deen": Corpus("tatoeba_ende", "de", "en"),
+    "tatoeba_ende": Corpus("tatoeba_ende", "en", "de"),
+    "tatoeba_fren": Corpus("tatoeba_enfr", "fr", "en"),
+    "l10n_enzh": Corpus("l10n_enzh", "en", "zh"),
+}
+
+
+class Row(NamedTuple):
+    """One line of a table.
+
+    In arguments {files} stands for the training and validation files, {pair} for the same as a
+    multilingual corpus, {data} for the data folder, {work} for the work folder, {target} for the
+    target language and the name of another row for its model with the same seed, or with seed 2
+    for {name__2}.
+    """
+
+    name: str
+    corpus: str  # of CORPORA
+    train: str = ""  # arguments of `dragoman train`; empty for a row that only translates
+    baseline: str = ""  # row that the paired bootstrap compares it with
+    augment: str = ""  # arguments of `dragoman augment`, before training
+    models: str = ""  # arguments of `dragoman translate` that name models of other rows
+    translate: str = "--beam 5"
+    program: str = ""  # Python program that trains and translates instead, with its arguments
+    seeds: tuple[int, ...] = SEEDS
+    about: str = ""
+
+    def needs(self, seed: int) -> dict[str, tuple[str, int]]:
+        """Return row and seed of the models that its arguments name, by field."""
+        parsed = Formatter().parse(f"{self.train} {self.augment} {self.models} {self.program}")
+        found = {}
+        for field in {field for _, field, _, _ in parsed if field}:
+            name, _, number = field.partition("__")
+            if name in NAMES:
+                found[field] = (name, int(number or seed))
+        return found
+
+
+def _set(*settings: str) -> str:
+    """Return settings as arguments of `dragoman train`."""
+    return " ".join(f"--set {each}" for each in settings)
+
+
+def _ablation(corpus: str, *size: str, epochs: int) -> list[Row]:
+    """Return the rows of an ablation: each method on top of dropout and EMA.
+
+    All see the same number of sentence pairs: equal epochs, not equal time.
+    """
+    common = ("model.dropout=0.3", *size, "train.validate_every=400", "train.checkpoint_every=400")
+    name, recipe = f"ab_{corpus}", f"--recipe small {_set(*common)}"
+    base = f"{{files}} {recipe} {_set(f'train.epochs={epochs}')}"
+    without_ema = f"{base} {_set('train.ema_decay=0')}"
+    average = _set(
+        "train.average_checkpoints=5",
+        "train.keep_checkpoints=5",
+        "train.checkpoint_every=100",
+        "train.final_checkpoint=last",
+    )
+    # Both directions are twice as many pairs: half of all pairs in both, then half in one.
+    both = f"{{pair}} --both-directions {recipe} {_set(f'train.epochs={epochs / 4:g}')}"
+    tuned = _set(
+        *common[:1],
+        *common[2:],
+        f"train.epochs={epochs / 2:g}",
+        "train.optimizer=adamw",
+        "train.learning_rate=0.001",
+        "train.ema_decay=0.999",
+    )
+    rows = {
+        "plain": (f"{without_ema} {_set('model.dropout=0')}", "", "no dropout"),
+        "dropout": (without_ema, "plain", "dropout 0.3"),
+        "average": (f"{without_ema} {average}", "dropout", "dropout, average of 5 checkpoints"),
+        "ema": (base, "dropout", "dropout, EMA 0.999"),
+        "simcut": (f"{base} {_set('train.simcut=3')}", "ema", "EMA, SimCut 3"),
+        "rdrop": (f"{base} {_set('train.r_drop=5')}", "ema", "EMA, R-Drop 5"),
+        "bpe_dropout": (f"{base} {_set('text.bpe_dropout=0.1')}", "ema", "EMA, BPE-dropout 0.1"),
+        "muon": (
+            f"{base} {_set('train.optimizer=muon', 'train.momentum=0.95')}",
+            "ema",
+            "EMA, Muon",
+        ),
+        "both": (both, "", "both directions, the first half of the next row"),
+        "bidirectional": (
+            f"{{pair}} --init-from {{{name}_both}} {tuned}",
+            "ema",
+            "EMA, both directions, then one",
+        ),
+    }
+    return [
+        Row(
+            f"{name}_{method}",
+            corpus,
+            train,
+            f"{name}_{baseline}" if baseline else "",
+            translate="--beam 5 --to {target}" if method == "both" else "--beam 5",
+            about=about,
+        )
+        for method, (train, baseline, about) in rows.items()
+    ]
+
+
+_DEFAULT = "{files} --budget 4m"
+# Published results: a small model, both directions with SimCut, then one direction with SimCut.
+_LONG = _set(
+    "model.dropout=0.3",
+    "train.batch_tokens=8000",
+    "train.simcut=3",
+    "train.ema_decay=0.9995",
+    "train.best_metric=bleu",
+    "train.validate_sentences=500",
+    "train.validate_every=600",
+    "train.checkpoint_every=600",
+)
+
+
+def _published(target: str, directions: tuple[str, ...]) -> list[Row]:
+    """Return the rows of the long training of English and another language, both directions."""
+    both = f"m30k_{target}_both"
+    small = "--recipe small --set text.vocab_size=8000"
+    tuned = _set("train.optimizer=adamw", "train.learning_rate=0.001", "train.epochs=80")
+    rows = [
+        Row(
+            both,
+            f"m30k_en{target}",
+            f"{{pair}} --both-directions {small} {_LONG} --set train.epochs=60",
+            translate="--beam 5 --to {target}",
+            about="both directions, SimCut, 60 epochs",
+        )
+    ]
+    for name in directions:
+        rows += [
+            Row(
+                f"{name}_best",
+                name,
+                f"{{pair}} --init-from {{{both}}} {_LONG} {tuned}",
+                name,
+                about="both directions with SimCut, then 80 epochs in one",
+            ),
+            Row(
+                f"{name}_simcut",
+                name,
+                f"{{files}} {small} {_LONG} --set train.epochs=150",
+                name,
+                about="SimCut, 150 epochs",
+            ),
+        ]
+    return rows
+
+
+ROWS = (
+    # What `dragoman train --budget 4m` reaches with nothing else set.
+    Row("m30k_deen", "m30k_deen", _DEFAULT, about="--budget 4m"),
+    Row("m30k_ende", "m30k_ende", _DEFAULT, about="--budget 4m"),
+    Row("m30k_enfr", "m30k_enfr", _DEFAULT, about="--budget 4m"),
+    Row("tatoeba_deen", "tatoeba_deen", _DEFAULT, about="--budget 4m"),
+    Row("tatoeba_fren", "tatoeba_fren", _DEFAULT, about="--budget 4m"),
+    Row("l10n_enzh", "l10n_enzh", "{files} --budget 10m", seeds=(1,), about="--budget 10m"),
+    *_published("de", ("m30k_ende", "m30k_deen")),
+    *_published("fr", ("m30k_enfr",)),
+    *_ablation("m30k_ende", "text.vocab_size=6000", "train.batch_tokens=6000", epochs=40),
+    *_ablation("tatoeba_deen", "text.vocab_size=8000", "train.batch_tokens=16000", epochs=20),
+    # Decoding with the models of other rows.
+    Row(
+        "m30k_ende_mbr_chrf",
+        "m30k_ende",
+        baseline="m30k_ende",
+        models="-m {m30k_ende}",
+        translate="--mbr chrf --samples 64 --seed 1",
+        about="minimum Bayes risk, chrF, 64 samples",
+    ),
+    Row(
+        "m30k_ende_mbr_bleu",
+        "m30k_ende",
+        baseline="m30k_ende",
+        models="-m {m30k_ende}",
+        translate="--mbr bleu --beam 16",
+        about="minimum Bayes risk, BLEU, beam of 16",
+    ),
+    Row(
+        "m30k_ende_ensemble",
+        "m30k_ende",
+        baseline="m30k_ende",
+        models="-m {m30k_ende__1} -m {m30k_ende__2} -m {m30k_ende__3}",
+        seeds=(1,),
+        about="ensemble of the three seeds",
+    ),
+)
+NAMES = {row.name for row in ROWS}
