@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import check_golden, has_discrete_attention
+from dragoman.bundle.golden import (
+    GoldenInput,
+    check_golden,
+    has_discrete_attention,
+    read_golden_cases,
+)
 from dragoman.bundle.reader import (
     BundleContents,
     listed_fields,
@@ -82,6 +87,12 @@ class Bundle:
         directions = parse_directions(self.config.data.directions)
         return directions[0].target if directions else None
 
+    def golden_inputs(self) -> list[str | GoldenInput]:
+        """Return the inputs of the golden vectors, with their target languages."""
+        sizes = len(self.tokenizers.src), len(self.tokenizers.tgt)
+        cases = read_golden_cases(self.golden, *sizes, str(self.path / layout.GOLDEN))
+        return [GoldenInput(case["input"], case.get("target_language", "")) for case in cases]
+
     @property
     def parameters(self) -> int:
         """The number of parameters in the manifest; 0 if it has none."""
@@ -116,8 +127,8 @@ def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor
 
 def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
     """Read weights; names, shapes and dtypes are checked before anything is allocated."""
-    # Bytes of one embedding: a small file cannot make us build a large model.
-    least = 4 * config.model.resolved_embedding_width * len(tokenizers.tgt)
+    # Bytes of one embedding in int8: a small file cannot make us build a large model.
+    least = config.model.resolved_embedding_width * len(tokenizers.tgt)
     if least > path.stat().st_size:
         found = f"{path.stat().st_size} bytes for a model.width of {config.model.width}"
         raise BundleError(

@@ -28,13 +28,19 @@ from dragoman.bundle.task_bundle import (
 )
 from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
+from dragoman.config.engine_options import check_bundle_quantization
 from dragoman.errors import BundleError
 from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
 from dragoman.storage.disk import os_errors_converted, require_writable
-from dragoman.storage.tensor_files import check_finite, write_tensors
+from dragoman.storage.tensor_files import (
+    check_finite,
+    dequantize_tensors,
+    quantize_tensors,
+    write_tensors,
+)
 from dragoman.tasks.base import TrainingTask
 from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, save_tokenizers
@@ -53,33 +59,44 @@ def write_bundle(
     identifier: LanguageIdentifier | None = None,
     manifest_fields: Mapping[str, Any] | None = None,
     calibration: ConfidenceMap | None = None,
+    quantization: str = "float32",
 ) -> None:
     """Write a bundle into a directory, replacing an existing one.
 
     `golden` are the inputs of the golden vectors. `identifier` detects the source language of a
     multilingual model. `card` is the contents of the model card or its whole text.
     `manifest_fields` are added to the manifest, for `dragoman info`. `calibration` is that of the
-    confidence with these weights. Corpus files are recorded by base name only.
+    confidence with these weights. The quantization int8 stores the weights in a quarter of the
+    space. Corpus files are recorded by base name only.
     """
+    check_bundle_quantization(quantization)
     config = strip_directories(config)
     weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
     check_finite(weights, "weight")
+    fields = dict(manifest_fields or {})
+    fields.pop("quantization", None)
+    stored: Mapping[str, Tensor] = weights
+    if quantization == "int8":
+        stored = quantize_tensors(weights)
+        weights = dequantize_tensors(dict(stored), weights)
+        fields["quantization"] = quantization
     model = build_loaded_model(config, tokenizers, weights)
     with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
         save_tokenizers(tokenizers, Path(folder))
         text_files = {each.name: each.read_bytes() for each in sorted(Path(folder).iterdir())}
     if identifier is not None:
         text_files[layout.LANGUAGE_ID] = identifier.to_bytes()
-    directions = {"directions": list(config.data.directions)} if config.data.directions else {}
+    if config.data.directions:
+        fields["directions"] = list(config.data.directions)
     _write_bundle(
         Path(path),
         config=config,
-        weights=weights,
+        weights=stored,
         parameters=count_parameters(model),
         card=card,
         golden=make_golden(model, tokenizers, golden),
         text_files=text_files,
-        manifest_fields={**(manifest_fields or {}), **directions},
+        manifest_fields=fields,
         calibration=calibration,
     )
 

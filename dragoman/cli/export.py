@@ -1,4 +1,4 @@
-"""`dragoman export`: write a model for CTranslate2, Hugging Face or ONNX and compare outputs."""
+"""`dragoman export`: write a model for another program, or in int8, and compare outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dragoman.config import engine_options
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.storage.disk import require_new_directory
 
-TARGETS = ("ctranslate2", "huggingface", "onnx")
+TARGETS = ("dragoman", "ctranslate2", "huggingface", "onnx")
 
 
 def export(
@@ -22,7 +22,10 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            "--to", help="Target format: ctranslate2, huggingface or onnx.", show_default=False
+            "--to",
+            help="Target format: ctranslate2, huggingface or onnx; dragoman for a model directory "
+            "without its training run, smaller with --quantization int8.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -38,9 +41,9 @@ def export(
         str,
         typer.Option(
             "--quantization",
-            help="Weight format: float32; for ctranslate2 also int8 or int8_float32, which "
-            "translate "
-            "uses only with --precision int8 or --engine ctranslate2.",
+            help="Weight format: float32; for dragoman also int8; for ctranslate2 also int8 or "
+            "int8_float32, which translate uses only with --precision int8 or --engine "
+            "ctranslate2.",
         ),
     ] = "float32",
     quantisation: Annotated[str, typer.Option("--quantisation", hidden=True)] = "",
@@ -57,7 +60,7 @@ def export(
     ref: Annotated[Path | None, typer.Option(help="Reference translations of --src.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Export a model to CTranslate2, Hugging Face or ONNX.
+    """Export a model to CTranslate2, Hugging Face or ONNX, or store it in int8.
 
     The outputs of the export are compared with the model's.
     """
@@ -70,7 +73,7 @@ def export(
         raise ConfigError(
             [f"--to {to} needs --out; found no --out; add one, such as --out {model.name}-{to}"]
         )
-    if to != "ctranslate2" and quantization != "float32":
+    if to not in ("ctranslate2", "dragoman") and quantization != "float32":
         raise ConfigError(
             [
                 f"--to {to} writes float32 only; found --quantization {quantization}; "
@@ -79,7 +82,9 @@ def export(
         )
     if out is not None:
         require_new_directory(out)
-    if to == "ctranslate2":
+    if to == "dragoman":
+        engine_options.check_bundle_quantization(quantization)
+    elif to == "ctranslate2":
         engine_options.check_quantization(quantization)
     if (src is None) != (ref is None):
         raise ConfigError([f"--src and --ref go together; found only {src or ref}; give both"])
@@ -106,7 +111,7 @@ def export(
     # Imported here, so that errors in the arguments are reported before torch is imported.
     from dragoman.exchange.export import EXPORTERS
 
-    more = {"quantization": quantization} if to == "ctranslate2" else {}
+    more = {"quantization": quantization} if to in ("ctranslate2", "dragoman") else {}
     with progress(f"exporting to {to}"):
         made = EXPORTERS[to](model, out, texts=texts, references=references, **more)
     if json:

@@ -15,6 +15,7 @@ ENGINES = (
     "ctranslate2-float32",
 )
 QUANTIZATIONS = ("float32", "int8", "int8_float32")  # of a CTranslate2 export
+BUNDLE_QUANTIZATIONS = ("float32", "int8")  # of the weights in a model directory
 PRECISIONS = ("float32", "int8", "float16", "bfloat16")
 UTILITIES = ("chrf", "bleu")  # of minimum Bayes risk decoding
 _DEVICE_PATTERN = re.compile(r"auto|cpu|(cuda|mps|cpu)(:(0|[1-9][0-9]{0,2}))?")
@@ -51,6 +52,17 @@ def check_quantization(name: str) -> None:
             [
                 f"the quantization must be one of {', '.join(QUANTIZATIONS)}; found {name!r}; "
                 "float32 is exact"
+            ]
+        )
+
+
+def check_bundle_quantization(name: str) -> None:
+    """Raise ConfigError if the weights of a model directory cannot be stored so."""
+    if name not in BUNDLE_QUANTIZATIONS:
+        raise ConfigError(
+            [
+                f"the quantization must be one of {', '.join(BUNDLE_QUANTIZATIONS)}; found "
+                f"{name!r}; float32 is exact"
             ]
         )
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_bundle
-from dragoman.bundle import format as layout
 from dragoman.bundle.bundle import expected_weights, read_identifier
 from dragoman.bundle.card import format_command
-from dragoman.bundle.golden import GoldenInput, read_golden_cases
 from dragoman.bundle.task_bundle import load_task_text, task_weights
 from dragoman.checkpoint.averaging import average_weights
 from dragoman.checkpoint.run_directory import RunDirectory
@@ -80,7 +78,7 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
         tokenizers=tokenizers,
         weights=weights,
         card=card,
-        golden=_golden_inputs(output_dir) if output_dir.has_model else [],
+        golden=Bundle.load(model).golden_inputs() if output_dir.has_model else [],
         identifier=read_identifier(output_dir.tokenizer_dir, os.listdir(output_dir.tokenizer_dir)),
         manifest_fields=fields,
     )
@@ -92,13 +90,3 @@ def _open_task(config: Config, folder: Path) -> TrainingTask:
     kind = load_task(config.task)
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     return kind(config, load_task_text(kind, config, files))
-
-
-def _golden_inputs(output_dir: OutputDirectory) -> list[str | GoldenInput]:
-    """Return the inputs of the finished model's golden vectors."""
-    bundle = Bundle.load(output_dir.path)
-    sizes = len(bundle.tokenizers.src), len(bundle.tokenizers.tgt)
-    return [
-        GoldenInput(case["input"], case.get("target_language", ""))
-        for case in read_golden_cases(bundle.golden, *sizes, str(output_dir.path / layout.GOLDEN))
-    ]

@@ -1,4 +1,8 @@
-"""Safetensors files: durable writing in bounded memory, and validated reading."""
+"""Safetensors files: durable writing in bounded memory, and validated reading.
+
+Weights may be stored in int8: the tensor of a weight has its values divided by the scale of their
+row, and another tensor, with SCALE_SUFFIX at the end of its name, has the scales in float32.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from dragoman.storage.manifest import corrupt_file_error, reject_duplicate_keys
 
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_TENSORS = 100_000
+SCALE_SUFFIX = ".scale"
 
 _DTYPES = {
     torch.float64: "F64",
@@ -69,6 +74,52 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
                 )
 
 
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize a matrix (E, D) to int8 values and a scale for each row (E,)."""
+    scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
+    return (weight / scales.unsqueeze(1)).round_().clamp_(-127, 127), scales
+
+
+def quantize_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights for storage in int8; vectors, such as biases and norms, stay as they are."""
+    stored = {}
+    for name, tensor in tensors.items():
+        if _is_quantizable(tensor):
+            rows, scales = quantize_rows(tensor.detach().float().flatten(1))
+            stored[name] = rows.to(torch.int8).view(tensor.shape)
+            stored[f"{name}{SCALE_SUFFIX}"] = scales
+        else:
+            stored[name] = tensor
+    return stored
+
+
+def dequantize_tensors(
+    stored: dict[str, Tensor], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return stored weights in float32, one after the other, so that few are held twice."""
+    for name, tensor in expected.items():
+        if stored[name].dtype == torch.int8 and _is_quantizable(tensor):
+            values, scales = stored[name], stored.pop(f"{name}{SCALE_SUFFIX}")
+            stored[name] = values.float().mul_(scales.view(-1, *[1] * (values.dim() - 1)))
+    return stored
+
+
+def _is_quantizable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dim() >= 2 and tensor.numel() > 0
+
+
+def _stored_tensors(
+    header: Mapping[str, TensorInfo], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the expected weights as meta tensors, in int8 with scales where the file has int8."""
+    stored = dict(expected)
+    for name, tensor in expected.items():
+        if name in header and header[name].dtype == "I8" and _is_quantizable(tensor):
+            stored[name] = torch.empty_like(tensor, dtype=torch.int8, device="meta")
+            stored[f"{name}{SCALE_SUFFIX}"] = torch.empty(len(tensor), device="meta")
+    return stored
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Return dtypes and shapes by name; raise CorruptError if damaged."""
     try:
@@ -98,16 +149,18 @@ def read_tensors(
 ) -> dict[str, Tensor]:
     """Return the tensors of a file; names, shapes and dtypes must equal those of `expected`.
 
-    Tensors on the meta device are enough for `expected`.
+    Tensors on the meta device are enough for `expected`. Weights that are stored in int8 are
+    returned in float32.
     """
     header = read_header(path)
     if expected is not None:
-        check_tensors_match(path, header, expected)
+        check_tensors_match(path, header, _stored_tensors(header, expected))
     try:
         with native_path(path) as name:
-            return dict(load_file(name, device=device))
+            tensors = dict(load_file(name, device=device))
     except (SafetensorError, OSError) as error:
         raise corrupt_file_error(path, str(error)) from error
+    return tensors if expected is None else dequantize_tensors(tensors, expected)
 
 
 def check_tensors_match(

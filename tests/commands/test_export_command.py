@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from dragoman.bundle import Bundle
 from dragoman.cli.app import main
 
 pytest.importorskip("ctranslate2")
@@ -60,6 +62,37 @@ def test_export_prints_the_place_and_the_parity_and_translate_uses_it(
     assert found["text"] == before.rstrip("\n")
     assert len(found["alignment"]) == len(found["tokens"])
     assert main(["verify", str(model)]) == 0
+
+
+def test_a_model_in_int8_is_smaller_and_used_like_any_other(
+    model: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    (model / "training").mkdir()
+    (model / "training" / "log.jsonl").write_text("{}")
+    arguments = ["export", str(model), "--to", "dragoman", "--quantization", "int8", "--json"]
+    assert main([*arguments, "-o", str(small), "--src", str(texts), "--ref", str(texts)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["path"] == str(small)
+    assert found["parity"]["sentences"] == 3
+    assert "bleu_native" in found["parity"]
+    sizes = [(each / "weights.safetensors").stat().st_size for each in (small, model)]
+    assert sizes[0] < 0.5 * sizes[1]
+    assert not (small / "training").exists()
+    assert main(["info", str(small), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["manifest"]["quantization"] == "int8"
+    assert main(["info", str(small), "--card"]) == 0
+    assert "stored in int8" in capsys.readouterr().out
+    assert main(["verify", str(small)]) == 0
+    assert main(["translate", "-m", str(small), "Guten Morgen."]) == 0
+    # In float32 again, and a copy of the copy, nothing is lost any more.
+    assert main(["export", str(small), "--to", "dragoman", "-o", str(tmp_path / "large")]) == 0
+    assert "equal on" in capsys.readouterr().out
+    assert main(["info", str(tmp_path / "large"), "--json"]) == 0
+    assert "quantization" not in json.loads(capsys.readouterr().out)["manifest"]
+    one, other = (Bundle.load(each).model.state_dict() for each in (small, tmp_path / "large"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_export_compares_bleu_and_writes_json(
@@ -131,6 +164,9 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
     [
         (["--to", "tensorrt"], "found 'tensorrt'"),
         (["--to", "onnx"], "found no --out"),
+        (["--to", "dragoman"], "found no --out"),
+        (["--to", "dragoman", "--quantization", "int8_float32", "--out", "new"], "'int8_float32'"),
+        (["--to", "dragoman", "--quantization", "int8", "--out", "OUT"], "a file at"),
         (["--to", "ctranslate2", "--quantization", "int4"], "found 'int4'"),
         (
             ["--to", "onnx", "--quantization", "int8", "--out", "new"],

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.errors import DivergedError
+from dragoman.storage.tensor_files import quantize_rows
 
 LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 
@@ -98,12 +99,6 @@ def quantization_params(activation_range: ActivationRange, levels: int = 255) ->
     low, high = min(activation_range.low, 0.0), max(activation_range.high, 0.0)
     scale = max((high - low) / levels, 1e-8)
     return QuantizationParams(scale, round(-low / scale))
-
-
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize a matrix (E, D) to int8 values and a scale for each row (E,)."""
-    scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
-    return (weight / scales.unsqueeze(1)).round_().clamp_(-127, 127), scales
 
 
 def pack_int8_panels(int_values: Tensor, panel: int) -> Tensor:

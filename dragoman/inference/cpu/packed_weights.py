@@ -23,7 +23,6 @@ from dragoman.inference.cpu.linear import (
     QuantizationParams,
     pack_int8_panels,
     quantization_params,
-    quantize_rows,
 )
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.feed_forward import ReLU
@@ -31,6 +30,7 @@ from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
 from dragoman.layers.residual import NoNorm, PostNorm, PreNorm, Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
+from dragoman.storage.tensor_files import quantize_rows
 
 ZERO_POINT = 128  # the uint8 value that stands for an input of zero
 VECTOR_WIDTH = 16  # floats of the widest SIMD vector: every width is padded to a multiple of it

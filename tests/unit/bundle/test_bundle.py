@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from confidence_kit import CALIBRATION
+from safetensors.torch import load_file
 from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, Card, CardScore, write_bundle
@@ -18,8 +19,18 @@ from dragoman.bundle import format as layout
 from dragoman.bundle.card import format_command, write_card
 from dragoman.bundle.golden import _case_problem, check_golden, make_golden
 from dragoman.config import Config
-from dragoman.errors import BundleError, CorruptError, DivergedError, PermissionDeniedError
+from dragoman.errors import (
+    BundleError,
+    ConfigError,
+    CorruptError,
+    DivergedError,
+    PermissionDeniedError,
+)
 from dragoman.models.factory import build_model
+from dragoman.storage.atomic import FileRecord
+from dragoman.storage.manifest import read_manifest, write_manifest
+from dragoman.storage.tensor_files import quantize_rows, write_tensors
+from dragoman.storage.verification import verify_directory
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 LINES = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10
@@ -512,3 +523,154 @@ def test_loading_a_bundle_leaves_torchs_generator_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     _ = Bundle.load(tmp_path).model
     assert torch.equal(torch.rand(3), expected)
+
+
+def write_int8(path: Path) -> dict[str, torch.Tensor]:
+    """Write a bundle in int8 and return its weights before."""
+    config, tokenizers, weights = make()
+    write_bundle(
+        path,
+        config=config,
+        tokenizers=tokenizers,
+        weights=weights,
+        golden=["ein mann"],
+        quantization="int8",
+    )
+    return weights
+
+
+def test_int8_weights_are_those_of_torchs_own_quantization(tmp_path: Path) -> None:
+    weights = write_int8(tmp_path / "m")
+    bundle = Bundle.load(tmp_path / "m")
+    assert bundle.manifest["quantization"] == "int8"
+    stored = load_file(tmp_path / "m" / layout.WEIGHTS)
+    for name, tensor in bundle.model.state_dict().items():
+        assert tensor.dtype == torch.float32
+        if tensor.dim() < 2:
+            assert torch.equal(tensor, weights[name]), name
+            assert stored[name].dtype == torch.float32
+            continue
+        scales = weights[name].abs().amax(dim=1) / 127
+        zeros = torch.zeros(len(scales), dtype=torch.int32)
+        torchs = torch.fake_quantize_per_channel_affine(
+            weights[name], scales, zeros, 0, quant_min=-127, quant_max=127
+        )
+        torch.testing.assert_close(tensor, torchs, rtol=1e-6, atol=1e-9)
+        assert stored[name].dtype == torch.int8
+
+
+def test_int8_takes_about_a_quarter_and_is_verified(tmp_path: Path) -> None:
+    write_int8(tmp_path / "small")
+    write(tmp_path / "large", golden=["ein mann"])
+    small, large = (
+        (tmp_path / name / layout.WEIGHTS).stat().st_size for name in ("small", "large")
+    )
+    assert small < 0.5 * large  # vectors and the header are a large part of a model this small
+    assert all(check.ok for check in verify_directory(tmp_path / "small"))
+    data = bytearray((tmp_path / "small" / layout.WEIGHTS).read_bytes())
+    data[-1] ^= 4
+    (tmp_path / "small" / layout.WEIGHTS).write_bytes(data)
+    with pytest.raises(CorruptError, match=layout.WEIGHTS):
+        Bundle.load(tmp_path / "small")
+
+
+def test_int8_engines_read_the_stored_rows_again(tmp_path: Path) -> None:
+    """The int8 kernels quantize what was dequantized: the same values and scales."""
+    write_int8(tmp_path / "m")
+    stored = load_file(tmp_path / "m" / layout.WEIGHTS)
+    for name, tensor in Bundle.load(tmp_path / "m").model.state_dict().items():
+        if tensor.dim() == 2:
+            values, scales = quantize_rows(tensor)
+            assert torch.equal(values.to(torch.int8), stored[name]), name
+            torch.testing.assert_close(scales, stored[f"{name}.scale"], rtol=1e-6, atol=0)
+
+
+def test_writing_int8_weights_in_int8_again_changes_nothing(tmp_path: Path) -> None:
+    write_int8(tmp_path / "m")
+    bundle = Bundle.load(tmp_path / "m")
+    again = {"config": bundle.config, "tokenizers": bundle.tokenizers, "golden": ["ein mann"]}
+    write_bundle(tmp_path / "n", **again, weights=bundle.model.state_dict(), quantization="int8")
+    before, after = (load_file(tmp_path / name / layout.WEIGHTS) for name in ("m", "n"))
+    assert all(
+        torch.equal(before[name], after[name]) for name in before if not name.endswith(".scale")
+    )
+
+
+def rewrite_weights(path: Path, change) -> None:
+    """Change the stored tensors, with a manifest that fits them."""
+    tensors = load_file(path / layout.WEIGHTS)
+    change(tensors)
+    (path / layout.WEIGHTS).unlink()
+    record = write_tensors(path / layout.WEIGHTS, tensors)
+    listed = read_manifest(path)
+    files = {
+        name: FileRecord(each["bytes"], each["sha256"]) for name, each in listed["files"].items()
+    }
+    fields = {
+        name: value
+        for name, value in listed.items()
+        if name not in ("files", "format", "manifest_sha256")
+    }
+    (path / "manifest.json").unlink()
+    write_manifest(path, files | {layout.WEIGHTS: record}, fields)
+
+
+MATRIX = "decoder.0.cross.key_value.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "found"),
+    [
+        (lambda t: t.pop(f"{MATRIX}.scale"), BundleError, rf"found no {MATRIX}\.scale"),
+        (
+            lambda t: t.update({f"{MATRIX}.scale": t[f"{MATRIX}.scale"][:-1]}),
+            BundleError,
+            rf"{MATRIX}\.scale F32",
+        ),
+        (
+            lambda t: t.update({f"{MATRIX}.scale": t[f"{MATRIX}.scale"].double()}),
+            BundleError,
+            rf"found {MATRIX}\.scale F64",
+        ),
+        (
+            lambda t: t.update({f"{MATRIX}.scale": t[f"{MATRIX}.scale"].view(-1, 1)}),
+            BundleError,
+            rf"found {MATRIX}\.scale F32 \[\d+, 1\]",
+        ),
+        (lambda t: t.update({MATRIX: t[MATRIX][:, :-1]}), BundleError, rf"{MATRIX} I8"),
+        (lambda t: t.update({MATRIX: t[MATRIX].to(torch.uint8)}), BundleError, rf"{MATRIX} U8"),
+        (
+            lambda t: t.update({"other.scale": torch.ones(3)}),
+            BundleError,
+            r"found other\.scale F32",
+        ),
+        (lambda t: t[f"{MATRIX}.scale"].fill_(float("nan")), CorruptError, "finite"),
+        (lambda t: t[f"{MATRIX}.scale"][3:4].fill_(float("inf")), CorruptError, "finite"),
+        (lambda t: t[f"{MATRIX}.scale"].fill_(3e38), CorruptError, "finite"),
+        (lambda t: t[f"{MATRIX}.scale"].mul_(-1), CorruptError, "log-probability"),
+        (lambda t: t[MATRIX].fill_(0), CorruptError, "log-probability"),
+    ],
+)
+def test_bad_int8_weights_are_refused(tmp_path: Path, change, error, found: str) -> None:
+    write_int8(tmp_path / "m")
+    rewrite_weights(tmp_path / "m", change)
+    with pytest.raises(error, match=found):
+        _ = Bundle.load(tmp_path / "m").model
+
+
+def test_biases_and_norms_are_not_read_from_int8(tmp_path: Path) -> None:
+    write_int8(tmp_path / "m")
+    [name, *_] = (
+        name
+        for name, tensor in Bundle.load(tmp_path / "m").model.state_dict().items()
+        if tensor.dim() == 1
+    )
+    rewrite_weights(tmp_path / "m", lambda t: t.update({name: t[name].to(torch.int8)}))
+    with pytest.raises(BundleError, match=f"{re.escape(name)} I8"):
+        _ = Bundle.load(tmp_path / "m").model
+
+
+def test_other_quantizations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one of float32, int8; found 'int4'; float32 is exact"):
+        write(tmp_path / "m", quantization="int4")
+    assert not (tmp_path / "m").exists()

@@ -18,6 +18,7 @@ from dragoman.cli.app import main
 from dragoman.config import Config, read_config
 from dragoman.data.tokenizer_workers import TextBlock, encode_blocks
 from dragoman.errors import BundleError, ConfigError, CorruptError
+from dragoman.exchange.export import export_bundle
 from dragoman.models.factory import build_model
 from dragoman.runs.finetune import finetune_config
 from dragoman.runs.output_directory import OutputDirectory
@@ -91,6 +92,15 @@ def settings(corpus: Path, model: Path, *more: str) -> Config:
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return dict(Bundle.load(path).model.state_dict())
+
+
+def test_a_model_in_int8_is_fine_tuned_from_its_float32_weights(corpus: Path, model: Path) -> None:
+    small = export_bundle(model, corpus / "small", quantization="int8").path
+    chosen = settings(corpus, small, "train.steps=1", "train.learning_rate=0", "train.ema_decay=0")
+    out = train(chosen, corpus / "new")
+    before, after = weights(small), weights(out)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "quantization" not in Bundle.load(out).manifest
 
 
 def test_no_learning_leaves_the_model_as_it_was(corpus: Path, model: Path) -> None:
