@@ -93,7 +93,8 @@ class LanguageConfig:
     )
     embedding_dropout: float = setting(
         0.0,
-        "Probability of dropping a token's embedding, at all its positions in a batch.",
+        "Probability of dropping a token's embedding, at all its positions in a batch but the "
+        "first of a row.",
         at_least=0.0,
         at_most=0.95,
     )

@@ -51,9 +51,15 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed token ids (B, T): (B, T, D)."""
+        return self.widen(self.look_up(ids))
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the vectors of token ids (B, T) before they are projected: (B, T, E)."""
         embedded = F.embedding(ids, self.weight)
-        if self.length is not None:
-            embedded = _unit_norm(embedded) * self.length
+        return embedded if self.length is None else _unit_norm(embedded) * self.length
+
+    def widen(self, embedded: Tensor) -> Tensor:
+        """Project vectors (B, T, E) to the stack's width, and scale them: (B, T, D)."""
         return (embedded if self.wide is None else self.wide(embedded)) * self.scale
 
 

@@ -35,7 +35,11 @@ from dragoman.models.stack import Stack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanguageDropout:
-    """Dropout probabilities outside the blocks, as in AWD-LSTM (Merity et al. 2018)."""
+    """Dropout probabilities outside the blocks, as in AWD-LSTM (Merity et al. 2018).
+
+    With factorized embeddings those of input and output act on the E features of the embeddings,
+    as there: of the D features that are projected from them, dropout would hide little.
+    """
 
     embedding: float = 0.0  # of a token's embedding, wherever it occurs in the batch
     input: float = 0.0  # of the stack's input
@@ -46,9 +50,8 @@ class LanguageDropout:
 class SegmentHidden(NamedTuple):
     """The stack's output for a segment, before and after dropout, and what it carries over."""
 
-    raw: Tensor  # (B, T, D)
-    dropped: Tensor  # (B, T, D) after dropout
-    hidden: Tensor  # (B, T, D), or (B, T, E) with factorized embeddings: for `project`
+    raw: Tensor  # (B, T, D), or (B, T, E) with factorized embeddings
+    hidden: Tensor  # the same after dropout: for `project`
     carried: dict[str, Tensor]
 
 
@@ -88,14 +91,19 @@ class NeuralLanguageModel(nn.Module):
         self, tokens: Tensor, *, first: int = 0, position_ids: Tensor | None = None
     ) -> Tensor:
         """Return the stack's input (B, T, D) for tokens (B, T) from position `first` on."""
-        embedded = self.embedding(tokens)
+        embedded = self.embedding.look_up(tokens)
         if self.training and self.dropout.embedding:
-            # One draw per token type: all its occurrences are dropped together.
+            # One draw per token type: all its occurrences are dropped together. A row's first token
+            # is kept. Without a memory it attends to itself alone: dropped, it would be zero in all
+            # layers at first, and each norm would multiply its gradient by 1 / sqrt(epsilon).
             types = self.embedding.weight.new_ones(self.embedding.weight.size(0))
-            kept = ops.dropout(types, self.dropout.embedding)
-            embedded = embedded * kept[tokens].unsqueeze(-1).to(embedded.dtype)
-        x = self.entrance(embedded, first=first, position_ids=position_ids)
-        return self._drop(x, self.dropout.input)
+            kept = ops.dropout(types, self.dropout.embedding)[tokens]
+            kept[:, :1] = 1.0
+            embedded = embedded * kept.unsqueeze(-1).to(embedded.dtype)
+        if self.embedding.wide is not None:
+            embedded = self._drop(embedded, self.dropout.input)
+        x = self.entrance(self.embedding.widen(embedded), first=first, position_ids=position_ids)
+        return x if self.embedding.wide is not None else self._drop(x, self.dropout.input)
 
     def decode(
         self,
@@ -119,7 +127,7 @@ class NeuralLanguageModel(nn.Module):
             layer_outputs=layer_outputs,
         )
         hidden = self.decoder(self.embed(tokens, position_ids=position_ids), context)
-        return self.output(self._drop(hidden, self.dropout.output))
+        return self._drop(self.output(hidden), self.dropout.output)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of the stack's output (..., D)."""
@@ -151,8 +159,8 @@ class NeuralLanguageModel(nn.Module):
         """
         context = ForwardContext(previous_mask=previous_mask, filled=filled)
         raw, carried = self.decoder.forward_segment(self.embed(tokens), context, previous)
-        dropped = self._drop(raw, self.dropout.output)
-        return SegmentHidden(raw, dropped, self.output(dropped), carried)
+        raw = self.output(raw)
+        return SegmentHidden(raw, self._drop(raw, self.dropout.output), carried)
 
     # Generation
 
@@ -182,7 +190,7 @@ class NeuralLanguageModel(nn.Module):
         x = self.embed(tokens, first=state.length)
         hidden, decoder = self.decoder.extend(x, state.children["decoder"])
         return ExtendOutput(
-            self.output(self._drop(hidden, self.dropout.output)),
+            self._drop(self.output(hidden), self.dropout.output),
             state.advance(tokens.size(1), children={"decoder": decoder}),
         )
 

@@ -221,20 +221,14 @@ class LanguageTask(TrainingTask):
         previous = states.read(batch.parity, batch.streams, batch.segments)
         found = model.decode_segment(batch.inputs, previous, filled=batch.filled)
         states.write(batch.parity, batch.streams, batch.segments, found.carried)
-        return self._loss(model, found.hidden, found.raw, batch.targets, found.dropped)
+        return self._loss(model, found.hidden, found.raw, batch.targets)
 
     def _loss(
-        self,
-        model: NeuralLanguageModel,
-        hidden: Tensor,
-        raw: Tensor,
-        targets: Tensor,
-        dropped: Tensor | None = None,
+        self, model: NeuralLanguageModel, hidden: Tensor, raw: Tensor, targets: Tensor
     ) -> Loss:
         """Return the cross-entropy and the penalties, as sums over the targets (B, T).
 
-        `raw` and `dropped` are the stack's output before and after dropout, `hidden` what is
-        projected to the vocabulary.
+        `raw` and `hidden` are the stack's output before and after dropout.
         """
         cross_entropy = linear_cross_entropy(
             hidden.flatten(0, 1),
@@ -247,8 +241,8 @@ class LanguageTask(TrainingTask):
         count = targets.numel()
         # Merity, McCann and Socher (2017), "Revisiting activation regularization".
         if self.language.activation_penalty:
-            output = (hidden if dropped is None else dropped).float()
-            total = total + self.language.activation_penalty * count * output.pow(2).mean()
+            penalty = hidden.float().pow(2).mean()
+            total = total + self.language.activation_penalty * count * penalty
         if self.language.temporal_penalty and raw.size(1) > 1:
             change = (raw[:, 1:] - raw[:, :-1]).float()
             total = total + self.language.temporal_penalty * count * change.pow(2).mean()

@@ -55,13 +55,17 @@ def differences(
     smoothing: float,
     *,
     dtype: torch.dtype | None = None,
+    bias: bool = False,
 ) -> list[float]:
     """Return relative errors of loss, nll and gradients against float64."""
+    given = [hidden, weight]
+    if bias:
+        given.append(weight.detach().sum(dim=1).requires_grad_())
     with torch.autocast(hidden.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-        ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=smoothing, chunk=4)
-    grads = torch.autograd.grad(ours.loss, [hidden, weight])
-    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
-    plain = linear_cross_entropy_reference(exact[0], exact[1], None, targets, smoothing=smoothing)
+        ours = linear_cross_entropy(*_with_bias(given), targets, smoothing=smoothing, chunk=4)
+    grads = torch.autograd.grad(ours.loss, given)
+    exact = [each.detach().double().requires_grad_() for each in given]
+    plain = linear_cross_entropy_reference(*_with_bias(exact), targets, smoothing=smoothing)
     expected = [plain.loss, plain.nll, *torch.autograd.grad(plain.loss, exact)]
     found = [ours.loss, ours.nll, *grads]
     return [
@@ -70,20 +74,27 @@ def differences(
     ]
 
 
+def _with_bias(given: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return hidden states, weight, and bias or None."""
+    return given[0], given[1], given[2] if len(given) > 2 else None
+
+
 @needs_triton
 def test_the_kernel_in_tritons_interpreter() -> None:
     run_interpreted(__file__)
 
 
 @interpreted
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "vocab_size"), SIZES)
 def test_the_interpreted_kernel_is_the_definition(
-    monkeypatch: pytest.MonkeyPatch, rows: int, vocab_size: int, smoothing: float
+    monkeypatch: pytest.MonkeyPatch, rows: int, vocab_size: int, smoothing: float, bias: bool
 ) -> None:
-    monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
-    assert max(differences(*inputs(rows, vocab_size), smoothing)) < 1e-5
-    assert max(differences(*inputs(rows, vocab_size), smoothing, dtype=torch.float16)) < 5e-3
+    monkeypatch.setattr(loss_module, "_can_run_fused", lambda hidden: True)
+    given = inputs(rows, vocab_size)
+    assert max(differences(*given, smoothing, bias=bias)) < 1e-5
+    assert max(differences(*given, smoothing, dtype=torch.float16, bias=bias)) < 5e-3
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
 
 
@@ -94,7 +105,7 @@ def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(
 ) -> None:
     from dragoman.ops.triton import cross_entropy_kernel
 
-    monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
+    monkeypatch.setattr(loss_module, "_can_run_fused", lambda hidden: True)
     monkeypatch.setattr(cross_entropy_kernel, "MAX_BLOCK", 128)
     assert max(differences(*inputs(5, vocab_size), 0.1)) < 1e-5
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
@@ -105,7 +116,7 @@ def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatc
     hidden, weight, targets = inputs(6, 50)
     with torch.no_grad():
         plain = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
-        monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
+        monkeypatch.setattr(loss_module, "_can_run_fused", lambda hidden: True)
         ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
     torch.testing.assert_close(ours, plain)
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
@@ -141,7 +152,7 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        loss_module, "_can_run_fused", lambda logits: CROSS_ENTROPY_KERNEL.is_enabled
+        loss_module, "_can_run_fused", lambda hidden: CROSS_ENTROPY_KERNEL.is_enabled
     )
     monkeypatch.setitem(
         sys.modules, "dragoman.ops.triton.cross_entropy_kernel", None
@@ -155,15 +166,20 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
     assert "falling back to PyTorch" in told[0]
 
 
-def test_the_kernel_is_not_used_on_a_cpu_or_with_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_not_used_on_a_cpu() -> None:
     assert not loss_module._can_run_fused(torch.ones(2, 3))
-    monkeypatch.setattr(
-        loss_module, "_can_run_fused", lambda logits: pytest.fail("the kernel takes no bias")
-    )
-    hidden, weight, targets = inputs(4, 10)
-    ours = linear_cross_entropy(hidden, weight, torch.ones(10), targets)
-    plain = linear_cross_entropy_reference(hidden, weight, torch.ones(10), targets)
-    torch.testing.assert_close(ours.loss, plain.loss)
+    assert max(differences(*inputs(4, 10), 0.1, bias=True)) < 1e-5
+
+
+@pytest.mark.parametrize("vocab_size", [16, 33, 33_278])
+def test_rows_of_logits_are_aligned_whatever_the_vocabulary(vocab_size: int) -> None:
+    hidden, weight, _ = inputs(3, vocab_size)
+    for bias in (None, torch.arange(float(vocab_size))):
+        with torch.no_grad():
+            logits = loss_module.aligned_linear(hidden, weight, bias)
+        assert logits.shape == (3, vocab_size)
+        assert logits.stride(0) % 16 == 0
+        torch.testing.assert_close(logits, torch.nn.functional.linear(hidden, weight, bias))
 
 
 @needs_gpu
@@ -171,10 +187,10 @@ def test_the_kernel_is_not_used_on_a_cpu_or_with_a_bias(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("rows", "vocab_size"), [*SIZES, (100, 32_768), (9, 50_001)])
 def test_kernel_on_a_gpu_equals_float64(rows: int, vocab_size: int, smoothing: float) -> None:
     torch.set_float32_matmul_precision("highest")
-    assert max(differences(*inputs(rows, vocab_size, "cuda"), smoothing)) < 1e-4
-    assert (
-        max(differences(*inputs(rows, vocab_size, "cuda"), smoothing, dtype=torch.bfloat16)) < 0.03
-    )
+    given = inputs(rows, vocab_size, "cuda")
+    for bias in (False, True):
+        assert max(differences(*given, smoothing, bias=bias)) < 1e-4
+        assert max(differences(*given, smoothing, dtype=torch.bfloat16, bias=bias)) < 0.03
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
 
 
