@@ -243,11 +243,11 @@ def _limit_intervals(config: Config, steps: int, interval: int, keep: Collection
 
 
 def has_default_steps(config: Config) -> bool:
-    """Whether train.steps is the recipe's default, which a time budget may change."""
+    """Whether steps and epochs are the recipe's default, which a time budget may change."""
     # Fine-tuning starts from the defaults, not from a recipe.
     has_recipe = config.recipe and not config.train.init_from
     recipe = catalogue("recipe").load(config.recipe)() if has_recipe else Config()
-    return config.train.steps == recipe.train.steps
+    return (config.train.steps, config.train.epochs) == (recipe.train.steps, recipe.train.epochs)
 
 
 MAX_SURVEYED_PAIRS = 200_000  # the total is extrapolated from the fraction of the files read

@@ -223,6 +223,7 @@ class TrainingRun:
         self._steps_are_default = (
             "train.steps" not in self.explicit_settings
             and self.config.train.steps == base.train.steps
+            and not self.config.train.epochs
         )
         self._vocab_size_is_default = self.config.text.vocab_size == base.text.vocab_size
 

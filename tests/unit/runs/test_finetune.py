@@ -143,6 +143,14 @@ def test_training_improves_on_the_new_text_and_the_schedule_is_told(
     )
 
 
+def test_epochs_are_those_that_were_asked_for(corpus: Path, model: Path) -> None:
+    told = Told()
+    out = train(settings(corpus, model, "train.epochs=3"), corpus / "new", progress=told)
+    assert any(", 3.0 epochs, " in note for note in told.notes)
+    last = json.loads((out / "training" / "log.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == OutputDirectory(out).config().train.steps < 100
+
+
 def test_the_finished_model_names_its_origin_but_no_folder(corpus: Path, model: Path) -> None:
     out = train(settings(corpus, model, "train.steps=1"), corpus / "new")
     recorded = json.loads((out / "config.json").read_text())["train"]["init_from"]

@@ -213,6 +213,17 @@ def test_without_a_recipe_everything_is_fitted(corpus):
     assert any(note.startswith("vocabulary size:") for note in told.notes)
 
 
+def test_without_a_recipe_epochs_are_those_that_were_asked_for(corpus):
+    def override(base):
+        files = [f"data.{side}={corpus / f'a.{side}'}" for side in ("src", "tgt")]
+        settings = [each for each in SETTINGS if not each.startswith("train.steps")]
+        return read_config(base=base, overrides=[*files, *settings, "train.epochs=3"])
+
+    told = Told()
+    train(override(None), corpus / "model", override=override, dry_run=True, progress=told)
+    assert any(", 3.0 epochs, " in note for note in told.notes)
+
+
 def test_a_budget_ends_in_time_and_still_leaves_a_model(corpus):
     out = train(configured(corpus, "train.steps=2000", "train.time_budget=30"), corpus / "model")
     status = json.loads((out / "training" / "status.json").read_text())
