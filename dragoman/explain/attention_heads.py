@@ -240,7 +240,7 @@ def _cross_labels(weights: Float64, attribution: Array | None) -> list[tuple[str
         labels += [("align", score)] * (score >= MIN_ARGMAX_ROWS)
     if rows.sum() >= MIN_ROWS:
         expected = _distributions(weights) @ np.arange(weights.shape[1])
-        score = rank_correlation(expected, np.flatnonzero(rows).astype(np.float64))
+        score = rank_correlation(expected, np.flatnonzero(rows).astype(np.float64)) or 0.0
         labels += [("monotonic", score)] * (score >= MIN_RANK_CORRELATION)
     return labels
 
@@ -294,12 +294,12 @@ def _row_entropies(rows: Float64) -> Float64:
     return entropies
 
 
-def rank_correlation(left: Array, right: Array) -> float:
-    """Return Spearman's rank correlation; 0 if one side is constant."""
+def rank_correlation(left: Array, right: Array) -> float | None:
+    """Return Spearman's rank correlation, ties at their mean rank; None if a side is constant."""
     ranks = [_mean_ranks(np.asarray(each, dtype=np.float64)) for each in (left, right)]
     centered = [each - each.mean() for each in ranks]
     scale = float(np.sqrt((centered[0] ** 2).sum() * (centered[1] ** 2).sum()))
-    return float((centered[0] * centered[1]).sum() / scale) if scale > 0 else 0.0
+    return float((centered[0] * centered[1]).sum() / scale) if scale > 0 else None
 
 
 def _mean_ranks(values: Float64) -> Float64:

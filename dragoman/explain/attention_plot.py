@@ -303,21 +303,6 @@ def join_words(
     return joined
 
 
-def rank_correlation(one: AttentionWeights, other: AttentionWeights) -> float | None:
-    """Return Spearman's correlation of two rows, ties at their mean rank; None if one is flat."""
-    ranks = [_mean_ranks(each) - (len(each) + 1) / 2 for each in (one, other)]
-    norm = float(np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum()))
-    return float((ranks[0] * ranks[1]).sum()) / norm if norm > 0 else None
-
-
-def _mean_ranks(values: AttentionWeights) -> AttentionWeights:
-    """Return ranks from 1; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: AttentionWeights = ((last - counts + 1 + last) / 2)[inverse].astype(np.float32)
-    return ranks
-
-
 def save_attention_map(
     path: str | Path,
     weights: AttentionWeights | None,

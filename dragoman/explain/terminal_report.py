@@ -15,10 +15,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from dragoman.errors import escape_unprintable
+from dragoman.explain.attention_heads import rank_correlation
 from dragoman.explain.attention_plot import (
     AttentionView,
     join_words,
-    rank_correlation,
     select_views,
     title_lines,
     word_ranges,

@@ -1,4 +1,4 @@
-"""Explanations of translations: steps, score, forced tokens, padding and repetition."""
+"""Explanations of translations: steps, score, logit lens, search errors and model errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from explain_kit import TEXT, explained_translator
+from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 
+from dragoman.attention.recorder import record
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.explain.attention_maps import capture_batch, capture_pair, locate_sites
 from dragoman.explain.explanation_builder import (
@@ -16,9 +18,14 @@ from dragoman.explain.explanation_builder import (
     ExplainedTarget,
     build_steps,
     describe_penalty,
+    diagnose,
     model_digest,
     plain_logits,
+    read_logit_lens,
+    token_ranks,
 )
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.text.special_tokens import EOS
 
 FAMILIES = ["transformer", "shaw", "convs2s", "rnn"]
@@ -153,3 +160,93 @@ def test_targets_may_end_early() -> None:
     assert unfinished.sites[0].weights.shape == (1, 2, 3)
     empty = capture_pair(model, [5, 6], [EOS])
     assert empty.logits.shape[0] == 1
+
+
+MODELS = {
+    "post-norm": (lambda: tiny_model(decoder="transformer*3"), 3),
+    "pre-norm": (lambda: tiny_model(decoder="transformer*3", residual="pre_norm"), 3),
+    "factorized": (lambda: tiny_model(embedding_width=8, residual="pre_norm"), 2),
+    "prefix LM": (lambda: tiny_model("", architecture="prefix_lm"), 2),
+    "RNN": (lambda: tiny_model("bigru", "gru(attention=additive) + lstm"), 2),
+    "ConvS2S": (lambda: tiny_model("conv", "conv(layers=3)"), 3),
+    "Reformer": (lambda: tiny_model("reformer(attention=full)", "reformer(layers=2, window=4)"), 2),
+    "language model": (lambda: tiny_language_model("transformer*2", residual="pre_norm"), 2),
+}
+
+
+def own_logits(model: EncoderDecoder | NeuralLanguageModel, forced: object) -> torch.Tensor:
+    """Run the model as it is run while it is recorded."""
+    with torch.no_grad(), record(model):
+        if isinstance(model, NeuralLanguageModel):
+            return model(forced.tgt_in)[0]  # type: ignore[attr-defined]
+        return model(forced.src, forced.tgt_in)[0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_last_layer_is_the_model(name: str) -> None:
+    build, layers = MODELS[name]
+    model = build()
+    forced = tiny_pair(model)
+    lens, logits = read_logit_lens(forced), own_logits(model, forced)
+    assert torch.equal(lens.final_logits, logits)
+    assert lens.layers == [f"d{number}" for number in range(layers)]
+    assert lens.skipped == 0
+    order = (-logits).argsort(dim=-1, stable=True)
+    for position, token in enumerate(forced.tgt_out):
+        assert lens.ranks[-1, position] == 1 + order[position].tolist().index(token)
+    probabilities = logits.softmax(-1)
+    assert np.array_equal(lens.top_ids[-1], order[:, :5].numpy())
+    np.testing.assert_allclose(
+        lens.top_probs[-1], probabilities.gather(1, order[:, :5]).numpy(), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
+def test_an_early_layer_is_a_model_that_ends_there(residual: str) -> None:
+    model = tiny_model(decoder="transformer*3", residual=residual)
+    forced = tiny_pair(model)
+    lens = read_logit_lens(forced)
+    model.decoder.depth = 2  # the same weights without the third layer, its final norm kept
+    logits = own_logits(model, forced)
+    assert np.array_equal(lens.ranks[1], token_ranks(logits, forced.tgt_out).numpy())
+    np.testing.assert_allclose(
+        lens.top_probs[1], logits.softmax(-1).topk(5).values.numpy(), atol=1e-6
+    )
+
+
+def test_layers_of_another_width_are_counted_and_left_out() -> None:
+    model = tiny_model("conv", "conv(width=8) + conv(width=24) + conv(width=24)")
+    forced = tiny_pair(model)
+    lens = read_logit_lens(forced)
+    assert (lens.layers, lens.skipped) == (["d1", "d2"], 1)
+    assert torch.equal(lens.final_logits, own_logits(model, forced))
+
+
+def test_equal_logits_share_the_better_rank() -> None:
+    logits = torch.tensor([[3.0, 1.0, 3.0, 2.0]])
+    assert [int(token_ranks(logits, torch.tensor([token]))) for token in range(4)] == [1, 4, 1, 3]
+
+
+def test_a_small_vocabulary_has_fewer_than_five_tokens() -> None:
+    lens = read_logit_lens(tiny_pair(tiny_model()), top=VOCABULARY + 5)
+    assert lens.top_ids.shape == (2, 6, VOCABULARY)
+    np.testing.assert_allclose(lens.top_probs.sum(-1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reference", "found", "options", "verdict", "words"),
+    [
+        (-1.0, -2.0, {}, "search_error", "higher than its own output, -1.00 against -2.00"),
+        (-2.0, -1.0, {}, "model_error", "lower than its own output, -2.00 against -1.00"),
+        (-1.0, -1.00001, {}, "equal", "-1.00 against -1.00"),
+        (-1.0, -1.00001, {"same_tokens": True}, "same", "The search found the reference"),
+        (-9.0, -1.0, {"finished": False}, "search_error", "cut at its maximum length"),
+    ],
+)
+def test_a_reference_is_a_search_error_if_the_model_prefers_it(
+    reference: float, found: float, options: dict[str, bool], verdict: str, words: str
+) -> None:
+    diagnosis = diagnose(reference=reference, found=found, **options)
+    assert diagnosis.verdict == verdict
+    assert words in diagnosis.sentence
+    assert diagnosis.sentence.endswith(".")

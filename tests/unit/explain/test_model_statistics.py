@@ -1,27 +1,88 @@
-"""Calibration and output distributions against plain loops over the model's own numbers."""
+"""Statistics against sacreBLEU, plain loops over the model's numbers, and the evaluation."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
+from sacrebleu.metrics.bleu import BLEU
 
-from dragoman.config import ModelConfig
+from dragoman.config import ModelConfig, read_config
+from dragoman.errors import DataError
 from dragoman.evaluate.classification import expected_calibration_error
 from dragoman.explain import model_statistics
 from dragoman.explain.figures_statistics import Calibration
 from dragoman.explain.model_statistics import (
     measure_documents,
     measure_pairs,
+    measure_predictions,
+    measure_text,
     reliability_bins,
+    score_by_length,
     smoothed_target,
 )
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.cross_entropy import linear_cross_entropy_reference
+from dragoman.recipes.mini import mini
 from dragoman.text.special_tokens import BOS, EOS
+from dragoman.training.mixed_precision import Precision
+from dragoman.training.progress import QuietProgress
+from tests import classify_kit, language_kit, tagging_kit
+
+
+def corpus(count: int = 200) -> tuple[list[str], list[str], list[str]]:
+    draw = random.Random(0)
+    words = [f"w{number}" for number in range(30)]
+    sources = [" ".join(draw.choices(words, k=draw.randint(1, 25))) for _ in range(count)]
+    references = [text.upper() for text in sources]
+    hypotheses = [
+        " ".join(word if draw.random() < 0.8 else "X" for word in text.split())
+        for text in references
+    ]
+    return sources, hypotheses, references
+
+
+def test_each_bucket_has_the_score_of_its_sentences() -> None:
+    sources, hypotheses, references = corpus()
+    found = score_by_length(sources, hypotheses, references, BLEU(), samples=50)
+    assert found.unit == "words"
+    assert sum(bucket.sentences for bucket in found.buckets) == len(sources)
+    assert len(found.buckets) == 6
+    for bucket, following in zip(found.buckets, found.buckets[1:], strict=False):
+        assert bucket.longest < following.shortest
+    for bucket in found.buckets:
+        rows = [
+            at
+            for at, text in enumerate(sources)
+            if bucket.shortest <= len(text.split()) <= bucket.longest
+        ]
+        assert bucket.sentences == len(rows)
+        expected = sacrebleu.corpus_bleu(
+            [hypotheses[at] for at in rows], [[references[at] for at in rows]]
+        ).score
+        assert bucket.bleu == pytest.approx(expected)
+        assert bucket.low <= expected <= bucket.high
+
+
+def test_scripts_without_spaces_count_characters() -> None:
+    texts = ["年月日" * (1 + at % 9) for at in range(60)]
+    found = score_by_length(texts, texts, texts, BLEU(tokenize="zh"), samples=10)
+    assert found.unit == "characters"
+    assert found.buckets[-1].longest == 27
+    assert found.buckets[-1].bleu == pytest.approx(100.0)
+
+
+def test_few_sentences_are_one_bucket() -> None:
+    [bucket] = score_by_length(["a b"], ["a b"], ["a b"], BLEU(), samples=10).buckets
+    assert (bucket.shortest, bucket.longest, bucket.sentences) == (2, 2, 1)
+    with pytest.raises(DataError, match="found 1 and 2"):
+        score_by_length(["a", "b"], ["a"], ["a", "b"], BLEU())
+
 
 PAIRS = [([5, 6, 7], [8, 9]), ([5], [10, 11, 12, 13]), ([9, 9], [7])]
 
@@ -126,3 +187,57 @@ def test_the_smoothed_target_is_that_of_the_loss() -> None:
     )
     assert smoothed_target(4, 0.0).tolist() == [1.0, 0.0, 0.0, 0.0]
     assert math.isclose(smoothed_target(4, 0.3)[1], 0.1)
+
+
+def evaluate(task, model, store) -> dict[str, float]:
+    with torch.no_grad():
+        return task.evaluate(
+            model,
+            store,
+            device=torch.device("cpu"),
+            precision=Precision(torch.float32, "test"),
+            progress=QuietProgress(),
+        )
+
+
+def test_labels_are_calibrated_as_the_evaluation_says() -> None:
+    records = classify_kit.make_records(60, seed=0)
+    task = classify_kit.fit_task(read_config(recipe="zhou2016", scale=mini), records)
+    torch.manual_seed(0)
+    model, store = task.build_model().eval(), task.encode(records)
+    found = measure_predictions(task, model, store)
+    assert found is not None
+    metrics = evaluate(task, model, store)
+    assert found.what == "labels"
+    assert found.right.mean() == pytest.approx(metrics["accuracy"])
+    error = expected_calibration_error(found.confidence, found.right)
+    assert error == pytest.approx(metrics["calibration_error"], abs=1e-6)
+    assert measure_text(task, model, store) is None
+
+
+def test_tags_are_as_accurate_as_the_evaluation_says() -> None:
+    records = tagging_kit.make_records(40)
+    task = tagging_kit.make_task(records)
+    torch.manual_seed(0)
+    model, store = task.build_model().eval(), task.encode(records)
+    found = measure_predictions(task, model, store)
+    assert found is not None
+    assert found.what == "tags"
+    assert len(found.right) == sum(len(each.fields["tokens"]) for each in records)
+    assert found.right.mean() == pytest.approx(evaluate(task, model, store)["accuracy"])
+    assert ((found.confidence > 0) & (found.confidence <= 1)).all()
+
+
+def test_a_language_model_is_measured_token_by_token() -> None:
+    lines = language_kit.lines_of(12)
+    task = language_kit.task_of(language_kit.config_of("transformer_xl"), lines)
+    torch.manual_seed(0)
+    model = task.build_model().eval()
+    store = task.encode(language_kit.records_of(lines))
+    found = measure_text(task, model, store)
+    assert found is not None
+    assert len(found.right) == len(task.stream(store).targets)
+    predictions = measure_predictions(task, model, store)
+    assert predictions is not None
+    assert predictions.what == "tokens"
+    assert predictions.right.tolist() == found.right.tolist()
