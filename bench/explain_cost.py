@@ -23,7 +23,7 @@ import torch
 from dragoman.config import Config, read_config
 from dragoman.explain import explanation_builder, wire_format
 from dragoman.inference import Translator
-from dragoman.inference.translator import BatchTranslator
+from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.models.factory import build_model
 from dragoman.text.tokenizer import train_tokenizers
 

@@ -21,7 +21,7 @@ from dragoman.explain.wire_format import encode_step, encode_text
 from dragoman.text.special_tokens import BOS, EOS, PAD
 
 if TYPE_CHECKING:
-    from dragoman.inference.translator import Translator
+    from dragoman.inference.translation_explainer import TranslationExplainer
 
 
 MAX_BRANCHES = 256  # of one explanation; each is a search of its own
@@ -51,7 +51,7 @@ def list_branches(explanation: Explanation, per_step: int) -> list[tuple[int, in
 
 
 def compute_branches(
-    translator: Translator, explanation: Explanation, chosen: Sequence[tuple[int, int]]
+    translator: TranslationExplainer, explanation: Explanation, chosen: Sequence[tuple[int, int]]
 ) -> dict[str, dict[str, Any]]:
     """Return branches as JSON values, by `step:token`: target, steps, score and changes."""
     prefixes = [branch_prefix(explanation, step, token) for step, token in chosen]

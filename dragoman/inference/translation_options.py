@@ -16,7 +16,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import SearchStrategy
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, suggest_name
 
 _SETTINGS = {each.name: each.setting for each in list_settings(DecodeConfig)}
 MAX_BEAM = int(_SETTINGS["beam"].at_most or 0)
@@ -205,3 +205,17 @@ def _prefix_problems(prefix: Any, prefix_ids: Any) -> Iterator[str]:
             f"prefix and prefix_ids exclude each other; found {prefix!r:.60} and "
             f"{list(prefix_ids)!r:.60}; keep one"
         )
+
+
+def parse_options(given: dict[str, Any]) -> TranslationOptions:
+    """Return the options; raise ConfigError for unknown names, with the nearest known one."""
+    known = list(TranslationOptions.__dataclass_fields__)
+    wrong = [name for name in given if name not in known]
+    if wrong:
+        raise ConfigError(
+            [
+                f"there is no option {name!r} for translating; {suggest_name(name, known)}"
+                for name in wrong
+            ]
+        )
+    return TranslationOptions(**given)
