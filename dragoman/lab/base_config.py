@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import yaml
@@ -25,12 +25,17 @@ _LENGTH_SETTINGS = ("steps", "warmup_steps", "ema_decay", "checkpoint_every", "v
 
 
 def choose_base(
-    request: Config, override: Callable[[Config], Config] | None, *, trial_seconds: float
+    request: Config,
+    override: Callable[[Config], Config] | None,
+    *,
+    trial_seconds: float,
+    keep: Collection[str] = (),
 ) -> Config:
     """Return the configuration that trials change: as requested, or chosen from the corpus.
 
     With `override`, which applies the given settings, it is what `train` would choose for a run of
-    `trial_seconds`. Raise ConfigError if a translation model has no validation set.
+    `trial_seconds`, without settings in `keep`. Raise ConfigError if a translation model has no
+    validation set.
     """
     if request.task == TRANSLATE and open_corpora(request.data).valid is None:
         raise ConfigError(
@@ -47,6 +52,7 @@ def choose_base(
         seconds=trial_seconds,
         measure=lambda config: measure_random_throughput(config, device),
         device=device.type,
+        keep=keep,
     ).config
     recipe = catalogue("recipe").load(chosen.recipe)()
     length = {name: getattr(recipe.train, name) for name in _LENGTH_SETTINGS}

@@ -265,7 +265,12 @@ class Study:
 
     def choose_header(self) -> dict[str, Any]:
         """Choose the base configuration and the search space; return the journal's first event."""
-        self.base = choose_base(self.request, self._override, trial_seconds=self.trial_seconds)
+        self.base = choose_base(
+            self.request,
+            self._override,
+            trial_seconds=self.trial_seconds,
+            keep=self._explicit,
+        )
         self.space = parse_search(self._search, self.base)
         self.objective = choose_objective(self.base, self.objective.metric, self.space)
         return {

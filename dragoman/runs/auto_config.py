@@ -20,7 +20,12 @@ from dragoman.training.progress import format_duration
 MAX_PARAMETERS_PER_WORD = 15  # larger models overfit a small corpus
 MIN_TOKENS_PER_PARAMETER = 5  # training tokens per parameter, at least ...
 ENOUGH_EPOCHS = 15  # ... or this many epochs
-MAX_EPOCHS = 60  # more overfit
+MAX_EPOCHS = 60  # more overfit ...
+# ... and half of them do already: with time for so many, R-Drop (Liang et al. 2021), whose steps
+# take twice as long, is better even after half as many epochs, and overfits much later.
+MIN_EPOCHS_FOR_R_DROP = 40
+MAX_R_DROP_EPOCHS = 160
+R_DROP_WEIGHT = 5.0  # the paper's, for translation
 MIN_TRAIN_STEPS = 100
 TRAINING_TIME_FRACTION = 0.9  # of the time budget; the rest is preparation, validation, writing
 MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 800, 25_000
@@ -63,16 +68,20 @@ class AutoConfig(NamedTuple):
 
 class _SizeChoice(NamedTuple):
     model_size: ModelSize
-    epochs: float
-    reason: str
+    epochs: float  # that fit into the time budget, without R-Drop
 
 
 def choose_config(
-    size: CorpusSize, *, seconds: float, measure: MeasureThroughput | None, device: str = "cpu"
+    size: CorpusSize,
+    *,
+    seconds: float,
+    measure: MeasureThroughput | None,
+    device: str = "cpu",
+    keep: Collection[str] = (),
 ) -> AutoConfig:
     """Return a configuration for a corpus; `seconds` is the time budget, 0 for none.
 
-    Without a time budget no throughput is measured.
+    Without a time budget no throughput is measured. Settings in `keep` are not chosen.
     """
     vocab_size = choose_vocab_size(size.words)
     tokens = size.tokens or size.words * TOKENS_PER_WORD
@@ -91,16 +100,22 @@ def choose_config(
             vocab_size,
         )
     else:
-        epochs = min(MAX_EPOCHS, max(ENOUGH_EPOCHS / 3, 4e8 / tokens))
-        choice = _SizeChoice(allowed[-1], epochs, f"{epochs:.0f} epochs (no --budget given)")
+        choice = _SizeChoice(allowed[-1], min(MAX_EPOCHS, max(ENOUGH_EPOCHS / 3, 4e8 / tokens)))
     parameters = choice.model_size.num_parameters(vocab_size)
-    config = _build_config(
-        choice.model_size,
-        vocab_size,
-        batch,
-        dropout=choose_dropout(choice.epochs, parameters, size.words),
+    use_r_drop = (
+        bool(seconds)
+        and choice.epochs >= MIN_EPOCHS_FOR_R_DROP
+        and not {"train.r_drop", "train.simcut"} & set(keep)
     )
-    steps = max(MIN_TRAIN_STEPS, round(choice.epochs * tokens / 2 / batch))
+    epochs = (
+        min(choice.epochs / 2, MAX_R_DROP_EPOCHS) if use_r_drop else min(choice.epochs, MAX_EPOCHS)
+    )
+    config = _build_config(
+        choice.model_size, vocab_size, batch, dropout=choose_dropout(epochs, parameters, size.words)
+    )
+    if use_r_drop:
+        config = config.replace(train={"r_drop": R_DROP_WEIGHT})
+    steps = max(MIN_TRAIN_STEPS, round(epochs * tokens / 2 / batch))
     config = apply_step_count(config, steps)
     about = "" if size.exact else "about "
     width, layers = choice.model_size.width, choice.model_size.layers
@@ -110,11 +125,33 @@ def choose_config(
         f"vocabulary size: {vocab_size:,}",
         f"model size: width {width}, {layers}+{layers} layers, {parameters / 1e6:.1f}M parameters: "
         + _explain_size(choice.model_size, allowed),
-        f"schedule: {choice.reason}; learning rate {config.train.learning_rate:.2g}, decaying to "
-        "0; "
-        f"dropout {config.model.dropout:g}",
+        f"schedule: {_explain_epochs(epochs, seconds, max_epochs(config))}; "
+        f"learning rate {config.train.learning_rate:.2g}, decaying to 0",
+        f"regularization: dropout {config.model.dropout:g}"
+        + (_explain_r_drop(choice.epochs) if use_r_drop else ""),
     ]
-    return AutoConfig(config, reasons, choice.epochs)
+    return AutoConfig(config, reasons, epochs)
+
+
+def max_epochs(config: Config) -> int:
+    """Return the epochs after which training overfits a corpus for which they are many."""
+    return MAX_R_DROP_EPOCHS if config.train.r_drop or config.train.simcut else MAX_EPOCHS
+
+
+def _explain_epochs(epochs: float, seconds: float, most: int) -> str:
+    """Return how long the run is; its epochs are reported later, by the measured throughput."""
+    if not seconds:
+        return f"{epochs:.0f} epochs (no --budget given)"
+    return f"as many epochs as fit into {format_duration(seconds)}, at most {most}"
+
+
+def _explain_r_drop(epochs: float) -> str:
+    """Return why R-Drop is used."""
+    found = f"{epochs:.0f}" if epochs < 1000 else "over 1,000"
+    return (
+        f", R-Drop {R_DROP_WEIGHT:g}: there is time for {found} epochs, and without it "
+        f"more than about {MIN_EPOCHS_FOR_R_DROP // 2} overfit"
+    )
 
 
 def choose_batch_tokens(tokens: float, device: str) -> int:
@@ -152,9 +189,7 @@ def _largest_within_time(
             and epochs < ENOUGH_EPOCHS
         ):
             break
-        # The number of epochs is reported later, from the throughput of real training steps.
-        reason = f"as many epochs as fit into {format_duration(seconds)}, at most {MAX_EPOCHS}"
-        best = _SizeChoice(model_size, min(epochs, MAX_EPOCHS), reason)
+        best = _SizeChoice(model_size, epochs)
     assert best is not None, "at least one size is allowed"
     return best
 

@@ -33,7 +33,7 @@ from dragoman.evaluate.metrics import bleu_score, choose_tokenizer, score_transl
 from dragoman.inference import Translation, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.runs.auto_config import MAX_EPOCHS
+from dragoman.runs.auto_config import max_epochs
 from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.estimate import estimate_validation_seconds
 from dragoman.runs.final_model import (
@@ -264,10 +264,8 @@ class TranslationBuilder(RunBuilder):
         return tokens * self.config.train.gradient_accumulation / self.plan.batches(0)
 
     def max_useful_steps(self) -> int:
-        """Return the steps of MAX_EPOCHS epochs; more would overfit."""
-        return max(
-            100, MAX_EPOCHS * self.plan.batches(0) // self.config.train.gradient_accumulation
-        )
+        """Return the steps of as many epochs as are useful; more would overfit."""
+        return max(100, self.steps_of(max_epochs(self.config)))
 
     def data_summary(self) -> DataSummary:
         """Return the numbers of pairs and the vocabulary sizes."""

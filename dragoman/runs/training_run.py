@@ -212,6 +212,7 @@ class TrainingRun:
                 seconds=self.time_budget.seconds,
                 measure=lambda config: measure_random_throughput(config, self.device),
                 device=self.device.type,
+                keep=self.explicit_settings,
             )
             for reason in chosen.reasons:
                 self.progress.note(reason)

@@ -5,7 +5,12 @@ import pytest
 from dragoman.runs import auto_config
 from dragoman.runs.auto_config import (
     MAX_EPOCHS,
+    MAX_R_DROP_EPOCHS,
+    MIN_EPOCHS_FOR_R_DROP,
     MODEL_SIZES,
+    R_DROP_WEIGHT,
+    TOKENS_PER_WORD,
+    TRAINING_TIME_FRACTION,
     CorpusSize,
     ModelSize,
     apply_step_count,
@@ -108,10 +113,37 @@ def test_every_choice_has_its_reason():
     )
 
 
-def test_no_corpus_is_read_more_often_than_helps():
-    found = choose_config(CorpusSize(1000, 20_000, exact=True), seconds=3600, measure=at(1_000_000))
-    assert found.epochs == MAX_EPOCHS
-    assert f"at most {MAX_EPOCHS}" in "\n".join(found.reasons)
+@pytest.mark.parametrize(
+    ("keep", "most"), [((), MAX_R_DROP_EPOCHS), (["train.r_drop"], MAX_EPOCHS)]
+)
+def test_no_corpus_is_read_more_often_than_helps(keep, most):
+    found = choose_config(
+        CorpusSize(1000, 20_000, exact=True), seconds=3600, measure=at(1_000_000), keep=keep
+    )
+    assert found.epochs == most
+    assert f"at most {most}" in "\n".join(found.reasons)
+
+
+def test_time_for_many_epochs_is_spent_on_r_drop():
+    def choose(epochs, keep=()):
+        seconds = 300
+        tokens = MULTI30K.words * TOKENS_PER_WORD
+        throughput = epochs * tokens / seconds / TRAINING_TIME_FRACTION
+        return choose_config(MULTI30K, seconds=seconds, measure=lambda _: throughput, keep=keep)
+
+    assert choose(MIN_EPOCHS_FOR_R_DROP - 1).config.train.r_drop == 0
+    found = choose(MIN_EPOCHS_FOR_R_DROP + 1)
+    assert found.config.train.r_drop == R_DROP_WEIGHT
+    assert found.epochs == pytest.approx((MIN_EPOCHS_FOR_R_DROP + 1) / 2)  # two passes
+    assert "R-Drop 5: there is time for 41 epochs" in "\n".join(found.reasons)
+    for name in ("train.r_drop", "train.simcut"):  # somebody chose for themselves
+        chosen = choose(100, keep=[name])
+        assert chosen.config.train.r_drop == 0
+        assert chosen.epochs == MAX_EPOCHS
+
+
+def test_r_drop_needs_a_time_budget():
+    assert choose_config(MULTI30K, seconds=0, measure=None).config.train.r_drop == 0
 
 
 @pytest.mark.parametrize(
