@@ -39,8 +39,8 @@ def test_transformer_xl_has_the_sizes_of_wikitext_2() -> None:
     model, language = config.model, config.language
     assert model.decoder == ("transformer*10",)
     assert (model.width, model.heads, model.ffn_width) == (400, 10, 900)
-    assert (language.segment, language.memory) == (150, 150)
-    assert config.train.batch_tokens == 64 * 150
+    assert (language.segment, language.memory) == (128, 128)
+    assert config.train.batch_tokens == 64 * 128
     # Distances of training: up to a segment and a memory, less one.
     assert language.clamp_distance == language.segment + language.memory - 1
 
