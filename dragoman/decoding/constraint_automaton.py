@@ -18,7 +18,6 @@ is tokenized; tokens of single bytes must form valid UTF-8.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -35,6 +34,13 @@ from dragoman.decoding.constraints import (
     is_mark,
     mark_characters,
 )
+from dragoman.decoding.output_vocabulary import (
+    NEVER_WRITTEN,
+    SURROGATES,
+    OutputVocabulary,
+    code_point_bounds,
+    missing_bytes,
+)
 from dragoman.decoding.regular_expression import (
     ANYTHING,
     DEAD,
@@ -44,7 +50,6 @@ from dragoman.decoding.regular_expression import (
     Alternation,
     BoolArray,
     Characters,
-    CharacterSet,
     Concatenation,
     Expression,
     build_dfa,
@@ -52,103 +57,16 @@ from dragoman.decoding.regular_expression import (
     whitespace,
 )
 from dragoman.errors import ConfigError, DataError
-from dragoman.text.imported_tokenizer import ImportedTokenizer
-from dragoman.text.special_tokens import EOS
-from dragoman.text.tokenizer import Tokenizer
 
 IntArray = NDArray[np.int64]
 
 UNREACHABLE = 1 << 30  # tokens to an accepted end where there is none
 MAX_TABLE_CELLS = 40_000_000  # states of the DFA times distinct tokens
 MAX_SEARCHED_STATES = 20_000  # by one search for a completion; past it a token is not allowed
-# What the translator replaces by spaces, and the tokenizer's escape character.
-_NEVER_WRITTEN = CharacterSet.of([(0, 8), (10, 31), (127, 127), (0x10FFFD, 0x10FFFD)])
-_SURROGATES = CharacterSet.of([(0xD800, 0xDFFF)])
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_SPACE_MARK = "\u2581"
 
 
 class ConstraintError(DataError):
     """Constraints that no output fulfils together."""
-
-
-class TokenTable:
-    """The characters that each token adds to the text."""
-
-    def __init__(self, texts: Sequence[str | None], numbers: Mapping[str, int]) -> None:
-        self.valid = np.array([text is not None for text in texts])  # (V,)
-        self.lengths = np.array([len(text or "") for text in texts], dtype=np.int64)  # (V,)
-        width = max(1, int(self.lengths.max()))
-        self.characters = np.full((len(texts), width), len(numbers), dtype=np.int64)  # (V, W)
-        for row, text in enumerate(texts):
-            for column, character in enumerate(text or ""):
-                self.characters[row, column] = numbers[character]
-
-
-class OutputVocabulary:
-    """The text that each token of an output vocabulary stands for.
-
-    A text is None for a token that is never written, and bytes for a token of a single byte. The
-    first token loses one leading space, as SentencePiece decodes, or with `strip` the whole text
-    its spaces at both ends. The token `end` ends a text.
-    """
-
-    def __init__(
-        self, texts: Sequence[str | bytes | None], *, strip: bool = False, end: int = EOS
-    ) -> None:
-        self.strip, self.size, self.end = strip, len(texts), end
-        written = [
-            text if isinstance(text, str) and text and _is_written(text) else None for text in texts
-        ]
-        # A byte that is a character by itself is written as one, if no other token writes it.
-        single = {text for text in written if text and len(text) == 1}
-        for number, text in enumerate(texts):
-            if isinstance(text, bytes) and text.isascii() and text.decode() not in single:
-                written[number] = text.decode() if _is_written(text.decode()) else None
-        self.characters = sorted({each for text in written for each in text or ""})
-        self.numbers = {each: number for number, each in enumerate(self.characters)}
-        self.codes = np.array([ord(each) for each in self.characters], dtype=np.int64)  # (C,)
-        self.table = TokenTable(written, self.numbers)
-        self.first_table = TokenTable(
-            [
-                text if text is None else text.lstrip(" ") if strip else text.removeprefix(" ")
-                for text in written
-            ],
-            self.numbers,
-        )
-        self.byte_ids = np.full(256, -1, dtype=np.int64)
-        for number, text in enumerate(texts):
-            if isinstance(text, bytes):
-                self.byte_ids[text[0]] = number
-        self.has_bytes = bool((self.byte_ids >= 0).all()) and not strip
-        self.is_character_level = self.table.characters.shape[1] == 1
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> OutputVocabulary:
-        """Return the vocabulary of a tokenizer."""
-        texts = list[str | bytes | None]()
-        tags = set(tokenizer.tag_ids.values())
-        for number, token in enumerate(tokenizer.tokens(range(len(tokenizer)))):
-            byte = _BYTE_TOKEN.fullmatch(token)
-            if number < 4 or number in tags:
-                texts.append(None)
-            else:
-                texts.append(bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE_MARK, " "))
-        return cls(texts, strip=isinstance(tokenizer, ImportedTokenizer))
-
-    @functools.cached_property
-    def is_mark(self) -> BoolArray:
-        """Which characters are marks, (C + 1,); the last stands for the end of a token."""
-        return np.array([*map(is_mark, self.characters), False])
-
-    def missing(self, text: str) -> list[str]:
-        """Return the characters of a text that no token writes."""
-        has_bytes = self.has_bytes
-        return [each for each in dict.fromkeys(text) if each not in self.numbers and not has_bytes]
-
-
-def _is_written(text: str) -> bool:
-    return not any(each in _NEVER_WRITTEN or each in _SURROGATES for each in text)
 
 
 class NotBlank(Constraint):
@@ -202,7 +120,7 @@ class CompiledConstraints:
             more = Alternation((EMPTY, Concatenation((ANYTHING, solid))))
             stripped = Alternation((EMPTY, Concatenation((solid, more))))
             expressions = [*expressions, (stripped, True)]
-        never = [_NEVER_WRITTEN, _SURROGATES, *([mark_characters()] if self.punctuation else [])]
+        never = [NEVER_WRITTEN, SURROGATES, *([mark_characters()] if self.punctuation else [])]
         sets = [each for expression, _ in expressions for each in collect_sets(expression)]
         self.alphabet = alphabet = Alphabet([*sets, *never])
         dfa = build_dfa(ANYTHING, alphabet)
@@ -210,7 +128,7 @@ class CompiledConstraints:
             other = build_dfa(expression, alphabet)
             dfa = dfa.intersect(other if must_match else other.complement())
         self.start, self.accepts = dfa.start, dfa.accepts
-        is_excluded = alphabet.members(_NEVER_WRITTEN) | alphabet.members(_SURROGATES)
+        is_excluded = alphabet.members(NEVER_WRITTEN) | alphabet.members(SURROGATES)
         self.transitions = dfa.transitions.copy()
         self.transitions[:, is_excluded] = DEAD
         vocabulary, table = self.vocabulary, self.vocabulary.table
@@ -260,37 +178,6 @@ class CompiledConstraints:
     def bind(self, source: str) -> SentenceConstraints:
         """Return the constraints of one sentence."""
         return SentenceConstraints(self, source)
-
-
-def code_point_bounds(pending: bytes) -> tuple[int, int] | None:
-    """Return the first and the last code point whose UTF-8 form begins with some bytes."""
-    lead = pending[0]
-    if lead < 0x80:
-        length, bits = 1, lead
-    elif 0xC2 <= lead < 0xE0:
-        length, bits = 2, lead & 0x1F
-    elif 0xE0 <= lead < 0xF0:
-        length, bits = 3, lead & 0x0F
-    elif 0xF0 <= lead < 0xF5:
-        length, bits = 4, lead & 0x07
-    else:
-        return None
-    if len(pending) > length or any(each & 0xC0 != 0x80 for each in pending[1:]):
-        return None
-    for each in pending[1:]:
-        bits = bits << 6 | each & 0x3F
-    missing = 6 * (length - len(pending))
-    least = {1: 0, 2: 0x80, 3: 0x800, 4: 0x10000}[length]
-    low = max(bits << missing, least)
-    high = min((bits + 1 << missing) - 1, MAX_CODE_POINT)
-    return (low, high) if low <= high else None
-
-
-def _missing_bytes(pending: bytes) -> int:
-    """Return how many bytes the character that these begin still needs."""
-    lead = pending[0]
-    length = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-    return length - len(pending)
 
 
 class _SearchLimitError(Exception):
@@ -521,7 +408,7 @@ class SentenceConstraints:
                 continue
             if classes:
                 ends = self._tokens_left[compiled.transitions[state, classes], column]
-                distances[byte] = _missing_bytes(more) + int(ends.min())
+                distances[byte] = missing_bytes(more) + int(ends.min())
         self._known_byte_distances[key] = distances
         return distances
 
@@ -544,7 +431,7 @@ class SentenceConstraints:
         byte = int(np.flatnonzero(self.compiled.vocabulary.byte_ids == token)[0])
         pending = state.pending + bytes([byte])
         state = state._replace(is_first=False, pending=pending)
-        if _missing_bytes(pending):
+        if missing_bytes(pending):
             return state
         number = self.compiled.alphabet.class_of(pending.decode())
         following = int(self.compiled.transitions[state.state, number])

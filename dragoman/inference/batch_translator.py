@@ -17,13 +17,13 @@ from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_automaton import (
     CompiledConstraints,
     NotBlank,
-    OutputVocabulary,
     SentenceConstraints,
     check_constraints,
 )
 from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
+from dragoman.decoding.output_vocabulary import OutputVocabulary
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search import SearchRequest, SearchStrategy, TokenConstraints
 from dragoman.errors import ConfigError, DataError

@@ -18,7 +18,8 @@ from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import iter_texts, replace_control_chars, truncate_repr
 from dragoman.models.classifier import ClassifierModel
-from dragoman.tasks.classification import ClassificationTask, tokenize
+from dragoman.tasks.classification import ClassificationTask
+from dragoman.tasks.classification_text import tokenize
 
 if TYPE_CHECKING:
     from dragoman.explain.task_inputs import TaskInput

@@ -18,11 +18,11 @@ from dragoman.data.records import Record, find_text_field
 from dragoman.decoding.constraint_automaton import (
     AutomatonState,
     CompiledConstraints,
-    OutputVocabulary,
     SentenceConstraints,
     check_constraints,
 )
 from dragoman.decoding.constraints import Constraint
+from dragoman.decoding.output_vocabulary import OutputVocabulary
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search import ConstrainedRows, to_host
 from dragoman.errors import ConfigError, DataError

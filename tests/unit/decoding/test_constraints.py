@@ -20,10 +20,8 @@ from dragoman.decoding.constraint_automaton import (
     AutomatonState,
     CompiledConstraints,
     ConstraintError,
-    OutputVocabulary,
     SentenceConstraints,
     check_constraints,
-    code_point_bounds,
 )
 from dragoman.decoding.constraints import (
     Constraint,
@@ -39,6 +37,7 @@ from dragoman.decoding.constraints import (
 )
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.output_vocabulary import OutputVocabulary, code_point_bounds
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import SearchStrategy, search
 from dragoman.errors import ConfigError

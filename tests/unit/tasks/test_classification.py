@@ -16,7 +16,8 @@ from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainCo
 from dragoman.config.classify import ClassifyConfig
 from dragoman.data.records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.tasks.classification import ClassificationTask, split_document
+from dragoman.tasks.classification import ClassificationTask
+from dragoman.tasks.classification_text import split_document
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import QuietProgress
 from tests.classify_kit import fit_task, make_records, micro_f1, train_steps
