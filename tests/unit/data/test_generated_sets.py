@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dragoman.data import generated_sets
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.generated_sets import PROBLEMS, ClusteringProblem, MaximumProblem, UniqueProblem
 from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets
@@ -105,3 +106,10 @@ def test_sets_of_files_are_padded_and_selected():
     assert len(store.select([2])) == 1
     assert store.digest != store.select([0, 1]).digest
     np.testing.assert_array_equal(store.select([2]).arrays(np.array([0]), 2).elements[0], 2)
+
+
+def test_every_character_fills_the_same_box():
+    for character in generated_sets._characters():
+        points = character[character[:, 6] > 0, :6].reshape(-1, 2)
+        np.testing.assert_allclose(points.min(axis=0), 0.15, atol=1e-4)
+        np.testing.assert_allclose(points.max(axis=0), 0.85, atol=1e-4)

@@ -146,3 +146,12 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
     report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
     found = lines_by_code(report)
     assert found == {"broken": [4], "empty": [], "duplicate": [3], "contradiction": [2]}
+
+
+def test_progress_is_reported_by_ten_thousands_if_asked_for(tmp_path):
+    row = '{"text": "%d", "label": "%s"}'
+    train = write(tmp_path / "train.jsonl", [row % (n, "ab"[n % 2]) for n in range(20_001)])
+    seen = []
+    report = check_labels(read_rows([train]), progress=seen.append)
+    assert (report.examples, seen) == (20_001, [10_000, 20_000])
+    assert check_labels(read_rows([train])) == report

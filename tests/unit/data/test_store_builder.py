@@ -199,3 +199,17 @@ def test_a_cache_that_may_not_be_written_exits_77(
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(PermissionDeniedError, match="Permission denied"):
         prepared(corpus, tokenizers, tmp_path / "cache")
+
+
+def test_a_store_is_published_once_or_the_error_is_raised(tmp_path: Path) -> None:
+    """Another process may have built the same one; other errors are not taken for that."""
+    first, second, final = (tmp_path / name for name in ("first", "second", "store"))
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "ids.bin").write_text(folder.name)
+    store_builder._publish_if_absent(first, final)
+    store_builder._publish_if_absent(second, final)
+    assert (final / "ids.bin").read_text() == "first"
+    assert [each.name for each in tmp_path.iterdir()] == ["store"]
+    with pytest.raises(OSError, match="No such file"):
+        store_builder._publish_if_absent(first, tmp_path / "missing" / "store")

@@ -56,3 +56,8 @@ def test_perplexity_counts_the_end_of_a_line() -> None:
 
 def test_the_perplexity_of_no_lines_is_one() -> None:
     assert perplexity_per_character([], []) == 1.0
+
+
+def test_every_reference_needs_its_first_line() -> None:
+    with pytest.raises(DataError, match="found 1 and 3"):
+        score_couplets(FIRST[:1], SECOND, SECOND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -177,3 +178,17 @@ def test_outputs_too_long_to_compare_keep_their_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(branches, "MAX_COMPARED", 3)
     found = compare_tokens([1, 5, 6, 2], [1, 7, 5, 8, 2])
     assert found.states == ["kept", "changed", "changed", "new", "kept"]
+
+
+def test_heads_are_listed_by_the_size_of_their_effect(explanation: Explanation) -> None:
+    """An exact effect counts before an estimate, and neither its sign nor a missing one does."""
+    effects = [(0.1, -3.0), (2.0, None), (-1.0, None), (9.0, 0.5), (None, None)]
+    heads = [
+        replace(explanation.heads[0], head=number, effect_estimate=estimate, effect_exact=exact)
+        for number, (estimate, exact) in enumerate(effects)
+    ]
+    changed = replace(explanation, heads=heads)
+    site = explanation.heads[0].site
+    names = [f"{site}.{number}" for number in (0, 1, 2, 3)]
+    assert branches.list_heads(changed, 10) == names
+    assert branches.list_heads(changed, 2) == names[:2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import SearchStrategy
-from dragoman.inference import NativeEngine, SearchRequest, Translator
+from dragoman.errors import BundleError
+from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_trust
 from dragoman.models.factory import build_model
 from dragoman.runtime.threads import map_in_threads
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
@@ -215,3 +217,20 @@ def test_spread_does_not_run_ahead_of_whoever_listens() -> None:
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert len(begun) <= 4
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "found"),
+    [
+        (1, b"", "exit code 1"),
+        (1, b"a warning\nValueError: not a model\n", "ValueError: not a model"),
+        (-11, b"a warning\n", "a crash with SIGSEGV"),
+    ],
+)
+def test_a_failed_trial_says_how_it_ended(
+    code: int, stderr: bytes, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], code, b"", stderr)
+    monkeypatch.setattr(engine_trust.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(BundleError, match=f"found {found}; use --engine native"):
+        engine_trust.run_in_child("os:getpid", [], label="it", bytes=0)

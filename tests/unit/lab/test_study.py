@@ -319,6 +319,7 @@ def test_the_budget_ends_a_study_and_a_larger_one_extends_it(
     assert len(run(0, train=slow, budget=35.0).trials) == 3  # no time for a fourth
     assert len(run(0, train=slow, budget=35.0).trials) == 3
     assert len(run(0, train=slow, budget=55.0).trials) == 5
+    assert len(run(0, train=slow, budget=60.0).trials) == 6  # just time for one more
 
 
 def test_the_budget_interrupts_a_trial_that_can_be_resumed(

@@ -1,7 +1,10 @@
 """What is chosen for a corpus, a machine and a time, and what is said about it."""
 
+from pathlib import Path
+
 import pytest
 
+from dragoman.data.corpus import ParallelFiles
 from dragoman.runs import auto_config
 from dragoman.runs.auto_config import (
     MAX_EPOCHS,
@@ -17,6 +20,7 @@ from dragoman.runs.auto_config import (
     choose_config,
     choose_dropout,
     choose_vocab_size,
+    measure_corpus,
 )
 
 MULTI30K = CorpusSize(29_000, 650_000, exact=True)
@@ -190,3 +194,17 @@ def test_what_a_person_set_is_not_fitted():
         keep={"train.validate_every"},
     )
     assert (config.train.validate_every, config.train.steps) == (7, 500)
+
+
+def test_a_survey_extrapolates_from_the_fraction_that_was_read(tmp_path: Path) -> None:
+    """Both sides together have 8 words of 5 bytes and their spaces in a pair."""
+    for side in ("src", "tgt"):
+        (tmp_path / side).write_text("abcde abcde abcde abcd\n" * 20_000)
+    corpus = ParallelFiles(tmp_path / "src", tmp_path / "tgt")
+    whole = measure_corpus(corpus)
+    assert whole == CorpusSize(20_000, 20_000 * 44 // 6, True, int(20_000 * (1.25 * 44 / 6 + 2)))
+    sampled = measure_corpus(corpus, most=10_000)
+    assert not sampled.exact
+    assert measure_corpus(corpus, most=20_000) == whole
+    for mine, exact in zip(sampled, whole, strict=True):
+        assert isinstance(mine, bool) or mine == pytest.approx(exact, rel=0.2)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.bundle.format import TEXT_FILES
+from dragoman.config import Config
 from dragoman.errors import BundleError
 from dragoman.runs import data_preparation
 
@@ -28,3 +29,21 @@ def test_only_a_folder_of_tokenizers_is_removed(tmp_path: Path) -> None:
     assert sorted(each.name for each in folder.iterdir()) == sorted(TEXT_FILES)
     data_preparation._remove_tokenizers(folder)
     assert not list(folder.glob("*"))
+
+
+@pytest.mark.parametrize("pairs", [49, 50])
+def test_fifty_pairs_are_enough_to_hold_one_out(tmp_path: Path, pairs: int) -> None:
+    for side in ("src", "tgt"):
+        (tmp_path / side).write_text("".join(f"{n}\n" for n in range(pairs)))
+    config = Config().replace(data={"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")})
+    corpora = data_preparation.open_corpora(config.data)
+    parts = [[pair.number for pair in each.pairs()] for each in corpora[:2] if each is not None]
+    if pairs < 50:
+        assert parts == [[*range(1, 50)]]
+        assert (corpora.held_out, corpora.note) == (
+            False,
+            "no validation set: fewer than 50 sentence pairs",
+        )
+    else:
+        assert parts == [[*range(1, 50)], [50]]
+        assert corpora.held_out

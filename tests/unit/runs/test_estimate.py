@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from dragoman.config import Config
 from dragoman.errors import ConfigError
 from dragoman.runs import estimate
 from dragoman.runtime import device
@@ -27,3 +29,26 @@ def test_where_the_system_does_not_say_nothing_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(device.os, "sysconf", refuse)
     estimate.require_model_fits_memory(10**15)
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), [8, 4, 2, 1]),
+        (RuntimeError("expected a matrix"), [8]),
+    ],
+)
+def test_only_a_lack_of_memory_halves_the_batch(
+    error: Exception, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def fail(config: Config, where: torch.device, rows: int) -> float:
+        seen.append(rows)
+        raise error
+
+    monkeypatch.setattr(estimate, "_measure_rows", fail)
+    config = Config().replace(train={"batch_tokens": 8 * estimate.RANDOM_SENTENCE_TOKENS})
+    with pytest.raises(type(error), match=str(error)):
+        estimate.measure_random_throughput(config, torch.device("cpu"))
+    assert seen == tried

@@ -7,6 +7,7 @@ import os
 import random
 
 import pytest
+from sync_kit import SyncRecorder
 
 from dragoman.errors import BundleError, CorruptError
 from dragoman.storage import manifest
@@ -222,3 +223,11 @@ def test_verify_directory_of_a_model_that_lost_its_manifest(tmp_path):
 def test_verify_directory_of_something_else(tmp_path):
     with pytest.raises(BundleError, match=r"no manifest\.json"):
         verify_directory(tmp_path)
+
+
+def test_a_removal_is_durable(tmp_path, monkeypatch):
+    place = make(tmp_path / "d")
+    recorder = SyncRecorder(monkeypatch)
+    manifest.remove_listed_files(place, manifest.read_manifest(place))
+    assert not place.exists()
+    assert recorder.synced(tmp_path) == [len(recorder.events) - 1]
