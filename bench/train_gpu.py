@@ -54,7 +54,7 @@ from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.batch_shapes import MAX_SHAPES
 from dragoman.models.factory import build_model
-from dragoman.tasks.translation import TranslationTask
+from dragoman.tasks.translation import Regularization, TranslationTask
 from dragoman.training.data_loader import DataLoader, GlobalBatch
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
@@ -304,8 +304,9 @@ def time_ours(
     options: argparse.Namespace,
     device: torch.device,
     folder: Path,
+    **settings: float,
 ) -> dict[str, Any]:
-    """Train with our trainer, reading the clock at its log lines."""
+    """Train with our trainer and more of its settings, reading the clock at its log lines."""
     began = time.perf_counter()
     warmup_batches, steps = len(plan.warmup_batches), len(plan.timed)
     config = TrainConfig(
@@ -314,6 +315,7 @@ def time_ours(
             "steps": warmup_batches + plan.rounds * steps,
             "batch_tokens": options.batch_tokens,
             "checkpoint_every": 10**6,
+            **settings,
         },
         label_smoothing=SMOOTHING,
         precision=options.precision,
@@ -363,7 +365,9 @@ def build_trainer(
     """Build the trainer as a run does."""
     torch.manual_seed(1)
     built = build_model(model, src_vocab_size=vocabulary, tgt_vocab_size=vocabulary).to(device)
-    task = TranslationTask(smoothing=config.label_smoothing)
+    task = TranslationTask(
+        smoothing=config.label_smoothing, regularization=Regularization.of(config)
+    )
     return Trainer(
         model=built,
         task=task,

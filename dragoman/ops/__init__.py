@@ -32,10 +32,11 @@ from dragoman.ops.attention import (
     build_attention_mask,
     masked_softmax,
 )
-from dragoman.ops.consistency_loss import linear_consistency_loss
 from dragoman.ops.cross_entropy import (
     IGNORE_INDEX,
+    ConsistencyWeights,
     CrossEntropyOutput,
+    linear_consistency_loss,
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
@@ -47,6 +48,7 @@ from dragoman.ops.relative_shift import shift_causal
 __all__ = [
     "IGNORE_INDEX",
     "AttentionOutput",
+    "ConsistencyWeights",
     "CrossEntropyOutput",
     "attend",
     "attend_packed",

@@ -1,7 +1,12 @@
-"""Output projection and cross-entropy loss in one operation, without storing all logits."""
+"""Output projection and cross-entropy loss in one operation, without storing all logits.
+
+One loop over chunks serves the plain loss and the losses of two passes over the same targets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +21,7 @@ LOGITS_MEMORY_DIVISOR = 32  # 1/32 of a GPU's memory may hold logits in half pre
 ALIGNMENT = 16  # elements: cuBLAS and Triton have fast kernels for rows that are aligned so
 
 CROSS_ENTROPY_KERNEL = GuardedKernel("cross-entropy")
+CONSISTENCY_KERNEL = GuardedKernel("the cross-entropy and divergence of two passes")
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -46,7 +52,69 @@ def linear_cross_entropy(
     """
     if chunk is None:
         chunk = rows_per_chunk(hidden.device, weight.size(0))
-    loss, nll = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, chunk)  # type: ignore[no-untyped-call]
+    chunk_loss = _ChunkLoss(
+        CROSS_ENTROPY_KERNEL,
+        partial(_launch_cross_entropy, smoothing=smoothing),
+        partial(_chunk_reference, smoothing=smoothing),
+    )
+    loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden.unsqueeze(0), weight, bias, targets, chunk_loss, chunk
+    )
+    return CrossEntropyOutput(loss, nll)
+
+
+class ConsistencyWeights(NamedTuple):
+    r"""Weights of the loss of two passes, whose distributions are p and q.
+
+    .. math:: c_p H(p) + c_q H(q) + d\, KL(p \| q) + r\, KL(q \| p)
+
+    H is the label-smoothed cross-entropy with the targets.
+    """
+
+    cross_entropy: float  # c_p
+    other_cross_entropy: float  # c_q
+    divergence: float  # d
+    reverse_divergence: float  # r
+
+    @classmethod
+    def r_drop(cls, alpha: float) -> ConsistencyWeights:
+        """Return those of R-Drop, Liang et al. (2021), equation 4.
+
+        Divided by two, so that the loss stays as large as a plain one.
+        """
+        return cls(0.5, 0.5, alpha / 4, alpha / 4)
+
+    @classmethod
+    def simcut(cls, alpha: float) -> ConsistencyWeights:
+        """Return those of SimCut, Gao et al. (2022): p is clean, the inputs of q are cut."""
+        return cls(1.0, 0.0, alpha, 0.0)
+
+
+def linear_consistency_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    weights: ConsistencyWeights,
+    smoothing: float = 0.0,
+    chunk: int | None = None,
+) -> CrossEntropyOutput:
+    """Return the loss of two passes (2, N, D), projected by (V, D), over targets (N,).
+
+    Gradients flow through both passes. All else is as in `linear_cross_entropy`; `nll` is weighted
+    as the two cross-entropies are.
+    """
+    if chunk is None:
+        # The plain form needs several float32 tensors as large as the logits of both passes.
+        copies = 2 if CONSISTENCY_KERNEL.can_run(hidden) else 8
+        chunk = max(1, rows_per_chunk(hidden.device, weight.size(0)) // copies)
+    chunk_loss = _ChunkLoss(
+        CONSISTENCY_KERNEL,
+        partial(_launch_consistency, smoothing=smoothing, weights=weights),
+        partial(_consistency_reference, smoothing=smoothing, weights=weights),
+    )
+    loss, nll = _LinearCrossEntropy.apply(hidden, weight, bias, targets, chunk_loss, chunk)  # type: ignore[no-untyped-call]
     return CrossEntropyOutput(loss, nll)
 
 
@@ -71,8 +139,34 @@ def linear_cross_entropy_reference(
     return CrossEntropyOutput(loss[has_target].sum(), nll[has_target].sum().detach())
 
 
+class _ChunkLoss(NamedTuple):
+    """Computes the loss of a chunk from logits (P n, V) of P passes over targets (n,)."""
+
+    kernel: GuardedKernel
+    # Return loss and nll (n,), and overwrite the logits by their gradient if the bool is True.
+    launch: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+    # Return the sums and the gradient of the logits, which it may overwrite.
+    reference: Callable[[Tensor, Tensor, bool], tuple[CrossEntropyOutput, Tensor | None]]
+
+    def fused(
+        self, logits: Tensor, targets: Tensor, differentiate: bool
+    ) -> tuple[CrossEntropyOutput, Tensor | None]:
+        """Return what the reference does, by the kernel unless it fails."""
+        rows: tuple[Tensor, Tensor] | None = None
+
+        def launch() -> None:
+            nonlocal rows
+            rows = self.launch(logits, targets, differentiate)
+
+        # A kernel that cannot be compiled or launched has not overwritten the logits.
+        if self.kernel.try_run(launch) and rows is not None:
+            loss, nll = rows
+            return CrossEntropyOutput(loss.sum(), nll.sum()), logits if differentiate else None
+        return self.reference(logits.float(), targets, differentiate)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the loss and its gradients in one pass over the chunks."""
+    """Computes the loss and its gradients in one loop over the chunks."""
 
     @staticmethod
     def forward(
@@ -81,10 +175,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        smoothing: float,
+        chunk_loss: _ChunkLoss,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return loss and nll; save the gradients of the inputs that need one."""
+        """Return loss and nll of P passes (P, N, D); save the gradients of what needs one."""
         device = hidden.device.type
         compute_dtype = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -95,7 +189,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_grad_hidden else None
         # With a single chunk nothing is accumulated: the matmul's result, rounded once, is the
         # gradient.
-        is_single_chunk = 0 < hidden.size(0) <= chunk
+        passes, count, width = hidden.shape
+        is_single_chunk = 0 < count <= chunk
         grad_weight = (
             torch.zeros(weight.shape, dtype=total, device=weight.device)
             if needs_grad_weight and not is_single_chunk
@@ -109,20 +204,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, nll = (torch.zeros((), dtype=total, device=hidden.device) for _ in range(2))
         differentiate = any(ctx.needs_input_grad[:3])
         with torch.autocast(device, enabled=False):
-            for first in range(0, hidden.size(0), chunk):
+            for first in range(0, count, chunk):
                 rows = slice(first, first + chunk)
-                hidden_chunk = hidden[rows].to(compute_dtype)
-                if total == torch.float32 and _can_run_fused(hidden):
+                hidden_chunk = hidden[:, rows].flatten(0, 1).to(compute_dtype)
+                if total == torch.float32 and chunk_loss.kernel.can_run(hidden):
                     logits = aligned_linear(hidden_chunk, compute_weight, bias)
-                    chunk_output, grad = _fused_chunk(
-                        logits, targets[rows], smoothing, differentiate
-                    )
+                    chunk_output, grad = chunk_loss.fused(logits, targets[rows], differentiate)
                 else:
                     logits = F.linear(hidden_chunk, compute_weight).to(total)
                     logits = logits if bias is None else logits.add_(bias)
-                    chunk_output, grad = _chunk_reference(
-                        logits, targets[rows], smoothing, differentiate
-                    )
+                    chunk_output, grad = chunk_loss.reference(logits, targets[rows], differentiate)
                 loss, nll = loss + chunk_output.loss, nll + chunk_output.nll
                 if grad is None:
                     continue
@@ -130,7 +221,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_bias += grad.sum(dim=0, dtype=total)
                 grad = grad.to(compute_dtype)
                 if grad_hidden is not None:
-                    grad_hidden[rows] = (grad @ compute_weight).to(hidden.dtype)
+                    grad_rows = (grad @ compute_weight).to(hidden.dtype)
+                    grad_hidden[:, rows] = grad_rows.view(passes, -1, width)
                 if needs_grad_weight:
                     grad_weight_chunk = grad.T @ hidden_chunk
                     grad_weight = (
@@ -169,38 +261,42 @@ def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias.to(x.dtype), x, weight.T, out=logits)
 
 
-def _fused_chunk(
-    logits: Tensor, targets: Tensor, smoothing: float, differentiate: bool
-) -> tuple[CrossEntropyOutput, Tensor | None]:
-    """Return the loss of a chunk and the gradient of its logits, which are overwritten."""
-    output: CrossEntropyOutput | None = None
+def _launch_cross_entropy(
+    logits: Tensor, targets: Tensor, differentiate: bool, *, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    from dragoman.ops.triton import cross_entropy_kernel
 
-    def fused() -> None:
-        nonlocal output
-        from dragoman.ops.triton import cross_entropy_kernel
-
-        loss, nll = cross_entropy_kernel.cross_entropy_rows(
-            logits,
-            targets,
-            smoothing=smoothing,
-            ignore_index=IGNORE_INDEX,
-            differentiate=differentiate,
-        )
-        output = CrossEntropyOutput(loss.sum(), nll.sum())
-
-    # A kernel that cannot be compiled or launched has not overwritten the logits.
-    if CROSS_ENTROPY_KERNEL.try_run(fused) and output is not None:
-        return output, logits if differentiate else None
-    return _chunk_reference(logits.float(), targets, smoothing, differentiate)
+    return cross_entropy_kernel.cross_entropy_rows(
+        logits,
+        targets,
+        smoothing=smoothing,
+        ignore_index=IGNORE_INDEX,
+        differentiate=differentiate,
+    )
 
 
-def _can_run_fused(hidden: Tensor) -> bool:
-    """Whether to try the Triton kernel."""
-    return CROSS_ENTROPY_KERNEL.can_run(hidden)
+def _launch_consistency(
+    logits: Tensor,
+    targets: Tensor,
+    differentiate: bool,
+    *,
+    smoothing: float,
+    weights: ConsistencyWeights,
+) -> tuple[Tensor, Tensor]:
+    from dragoman.ops.triton import cross_entropy_kernel
+
+    return cross_entropy_kernel.consistency_rows(
+        logits,
+        targets,
+        weights=weights,
+        smoothing=smoothing,
+        ignore_index=IGNORE_INDEX,
+        differentiate=differentiate,
+    )
 
 
 def _chunk_reference(
-    logits: Tensor, targets: Tensor, smoothing: float, differentiate: bool
+    logits: Tensor, targets: Tensor, differentiate: bool, *, smoothing: float
 ) -> tuple[CrossEntropyOutput, Tensor | None]:
     """Return the loss of a chunk and its gradient, softmax minus target distribution."""
     off_target_prob = smoothing / (logits.size(1) - 1)
@@ -225,3 +321,36 @@ def _chunk_reference(
     grad = exp_logits.mul_(there / norm).sub_(off_target_prob * there)
     grad.scatter_add_(1, index, (off_target_prob + smoothing - 1) * there)
     return sums, grad
+
+
+def _consistency_reference(
+    logits: Tensor,
+    targets: Tensor,
+    differentiate: bool,
+    *,
+    smoothing: float,
+    weights: ConsistencyWeights,
+) -> tuple[CrossEntropyOutput, Tensor | None]:
+    """Return the loss of two passes (2 n, V) and the gradient of their logits."""
+    counts = (targets != IGNORE_INDEX).unsqueeze(1).to(logits.dtype)  # (n, 1)
+    index = targets.clamp(min=0).unsqueeze(1)
+    wanted = torch.full_like(logits[: len(targets)], smoothing / (logits.size(1) - 1))
+    wanted.scatter_(1, index, 1 - smoothing)
+    log_p, log_q = logits.log_softmax(dim=1).chunk(2)
+    p, q = log_p.exp(), log_q.exp()
+    ratio = log_p - log_q
+    divergence = (p * ratio).sum(dim=1, keepdim=True)  # KL(p || q)
+    reverse = -(q * ratio).sum(dim=1, keepdim=True)  # KL(q || p)
+    mixed = weights.cross_entropy * log_p + weights.other_cross_entropy * log_q
+    loss = weights.divergence * divergence + weights.reverse_divergence * reverse
+    loss = loss - (wanted * mixed).sum(dim=1, keepdim=True)
+    nll = -mixed.gather(1, index)
+    sums = CrossEntropyOutput((loss * counts).sum(), (nll * counts).sum())
+    if not differentiate:
+        return sums, None
+    drawn = q - p  # what each divergence adds to the gradient of its second argument
+    grad = weights.cross_entropy * (p - wanted) + weights.divergence * p * (ratio - divergence)
+    grad = grad - weights.reverse_divergence * drawn
+    grad_other = weights.other_cross_entropy * (q - wanted) + weights.divergence * drawn
+    grad_other = grad_other - weights.reverse_divergence * q * (ratio + reverse)
+    return sums, torch.cat([grad * counts, grad_other * counts])

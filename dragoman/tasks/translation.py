@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from dragoman.errors import ConfigError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.ops import (
     IGNORE_INDEX,
+    ConsistencyWeights,
     CrossEntropyOutput,
     linear_consistency_loss,
     linear_cross_entropy,
@@ -47,6 +49,13 @@ class Regularization:
             simcut_probability=config.simcut_probability,
             word_dropout=config.word_dropout,
         )
+
+    @property
+    def consistency_weights(self) -> ConsistencyWeights | None:
+        """Return the weights of the loss of two passes; None where one is enough."""
+        if self.simcut:
+            return ConsistencyWeights.simcut(self.simcut)
+        return ConsistencyWeights.r_drop(self.r_drop) if self.r_drop else None
 
 
 class TranslationTask:
@@ -80,19 +89,24 @@ class TranslationTask:
             src, tgt_in = (
                 drop_words(ids, added.word_dropout, self.num_tags) for ids in (src, tgt_in)
             )
-        if model.training and (added.r_drop or added.simcut):
-            if hard_alignments:
-                raise ConfigError(
-                    [
-                        "train.r_drop and train.simcut need attention with a gradient; found "
-                        "alignments that are sampled (REINFORCE); set both to 0"
-                    ]
-                )
-            hidden, other = self._hidden_twice(model, src, tgt_in, batch, losses)
-        else:
+        consistency = added.consistency_weights if model.training else None
+        if consistency is not None and hard_alignments:
+            raise ConfigError(
+                [
+                    "train.r_drop and train.simcut need attention with a gradient; found "
+                    "alignments that are sampled (REINFORCE); set both to 0"
+                ]
+            )
+        compute_loss: Callable[..., CrossEntropyOutput] = linear_cross_entropy
+        if consistency is None:
             hidden = model.hidden(src, tgt_in, batch.src_mask, batch.tgt_mask, losses=losses)
-            other = None
-        cross_entropy = self._cross_entropy(model, hidden, other, batch)
+        else:
+            hidden = self._hidden_twice(model, src, tgt_in, batch, losses)
+            compute_loss = partial(linear_consistency_loss, weights=consistency)
+        rows, targets = _select_targets(hidden, batch)
+        cross_entropy = compute_loss(
+            rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing
+        )
         if hard_alignments:
             reward = _sentence_log_likelihoods(model, hidden, batch)
             losses["policy"] = torch.stack(
@@ -108,17 +122,18 @@ class TranslationTask:
         tgt_in: Tensor,
         batch: Batch,
         losses: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Return the decoder's outputs (B, T, D) of two passes with different dropout.
+    ) -> Tensor:
+        """Return the decoder's outputs (2, B, T, D) of two passes with different dropout.
 
         For SimCut the inputs of the second are cut. Auxiliary losses are those of both, halved.
         """
-        embedded = model.embed_source(src), model.embed_target(tgt_in)
+        embedded = others = model.embed_source(src), model.embed_target(tgt_in)
         if self.regularization.simcut:
             p = self.regularization.simcut_probability
-            others = tuple(cut_tokens(each, p) for each in embedded)
-        else:
-            others = embedded
+            others = (
+                cut_tokens(embedded[0], src, p, self.num_tags),
+                cut_tokens(embedded[1], tgt_in, p, self.num_tags),
+            )
         masks = (
             None if mask is None else torch.cat([mask, mask])
             for mask in (batch.src_mask, batch.tgt_mask)
@@ -127,28 +142,7 @@ class TranslationTask:
         doubled: dict[str, Tensor] = {}
         hidden = model.hidden_embedded(*both, *masks, losses=doubled)
         losses |= {name: loss / 2 for name, loss in doubled.items()}
-        first, second = hidden.chunk(2)
-        return first, second
-
-    def _cross_entropy(
-        self, model: EncoderDecoder, hidden: Tensor, other: Tensor | None, batch: Batch
-    ) -> CrossEntropyOutput:
-        """Return the loss of the targets, given the decoder's outputs of one pass or two."""
-        rows, targets = _select_targets(hidden, batch)
-        if other is None:
-            return linear_cross_entropy(
-                rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing
-            )
-        return linear_consistency_loss(
-            rows,
-            _select_targets(other, batch)[0],
-            model.output_weight,
-            model.output_bias,
-            targets,
-            smoothing=self.smoothing,
-            divergence_weight=self.regularization.r_drop or self.regularization.simcut,
-            symmetric=not self.regularization.simcut,
-        )
+        return hidden.view(2, *batch.tgt_in.shape, -1)
 
 
 def drop_words(ids: Tensor, p: float, num_tags: int = 0) -> Tensor:
@@ -157,30 +151,37 @@ def drop_words(ids: Tensor, p: float, num_tags: int = 0) -> Tensor:
     Gal and Ghahramani (2016), "word dropout"; Sennrich et al. (2016).
     """
     dropped = torch.rand(ids.shape, device=ids.device) < p
-    special = (ids == PAD) | (ids == BOS) | (ids == EOS)
-    if num_tags:
-        special |= (ids >= len(SPECIAL_TOKENS)) & (ids < len(SPECIAL_TOKENS) + num_tags)
-    return ids.masked_fill(dropped & ~special, UNK)
+    return ids.masked_fill(dropped & ~_is_special(ids, num_tags), UNK)
 
 
-def cut_tokens(embedded: Tensor, p: float) -> Tensor:
-    """Set each token's embedding (B, T, D) to zero with probability p: token cutoff.
+def cut_tokens(embedded: Tensor, ids: Tensor, p: float, num_tags: int = 0) -> Tensor:
+    """Set the embedding (B, T, D) of each token (B, T) to zero with probability p: token cutoff.
 
-    Shen et al. (2020), as used by SimCut (Gao et al. 2022).
+    Shen et al. (2020), as used by SimCut (Gao et al. 2022). Special tokens and language tags stay:
+    the released code spares the source's </s> and the decoder's first token too.
     """
-    kept = torch.rand(embedded.shape[:2], device=embedded.device) >= p
+    kept = torch.rand(ids.shape, device=ids.device) >= p
+    kept |= _is_special(ids, num_tags)
     return embedded * kept.unsqueeze(-1).to(embedded.dtype)
 
 
+def _is_special(ids: Tensor, num_tags: int) -> Tensor:
+    """Whether each token (B, T) is padding, a boundary of the sentence or a language tag."""
+    special = (ids == PAD) | (ids == BOS) | (ids == EOS)
+    if num_tags:
+        special |= (ids >= len(SPECIAL_TOKENS)) & (ids < len(SPECIAL_TOKENS) + num_tags)
+    return special
+
+
 def _select_targets(hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the hidden states (N, D) of the target tokens, and the targets (N,)."""
+    """Return the hidden states (..., N, D) of the target tokens, and the targets (N,)."""
     mask = batch.tgt_mask
     if mask is None:
-        return hidden.flatten(0, 1), batch.tgt_out.flatten()
+        return hidden.flatten(-3, -2), batch.tgt_out.flatten()
     if hidden.is_cuda:
         # Boolean indexing synchronizes with the device; projecting the few padded rows costs less.
-        return hidden.flatten(0, 1), batch.tgt_out.masked_fill(~mask, IGNORE_INDEX).flatten()
-    return hidden[mask], batch.tgt_out[mask]
+        return hidden.flatten(-3, -2), batch.tgt_out.masked_fill(~mask, IGNORE_INDEX).flatten()
+    return hidden[..., mask, :], batch.tgt_out[mask]
 
 
 @torch.no_grad()

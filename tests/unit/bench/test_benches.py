@@ -306,6 +306,14 @@ def test_train_gpu(bench, monkeypatch, capsys):
     assert 0 < found["padding"] < 1
 
 
+def test_consistency_step(bench, monkeypatch, capsys):
+    tiny = ("--only", "tiny", "--modes", "eager", "--vocabulary", "512")
+    short = ("--steps", "2", "--rounds", "1", "--repeats", "1", "--shapes", "2")
+    found = run(bench("consistency_step"), monkeypatch, capsys, "--device", "cpu", *tiny, *short)
+    assert [row["method"] for row in found["rows"]] == ["plain", "simcut", "r_drop"]
+    assert all(row["tokens_s"] > 0 for row in found["rows"])
+
+
 def test_train_gpu_with_hugging_faces_trainer(bench, monkeypatch, capsys):
     pytest.importorskip("accelerate", reason="Hugging Face's trainer needs accelerate")
     ways = ("Hugging Face Trainer", "Hugging Face Trainer, by length")

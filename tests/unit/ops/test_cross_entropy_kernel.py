@@ -30,6 +30,13 @@ def enabled_kernel() -> Iterator[None]:
     CROSS_ENTROPY_KERNEL.is_enabled = True
 
 
+def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel run without a GPU, until it fails."""
+    monkeypatch.setattr(
+        CROSS_ENTROPY_KERNEL, "can_run", lambda hidden: CROSS_ENTROPY_KERNEL.is_enabled
+    )
+
+
 def inputs(
     rows: int, vocab_size: int, device: str = "cpu", width: int = 24
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +98,7 @@ def test_the_kernel_in_tritons_interpreter() -> None:
 def test_the_interpreted_kernel_is_the_definition(
     monkeypatch: pytest.MonkeyPatch, rows: int, vocab_size: int, smoothing: float, bias: bool
 ) -> None:
-    monkeypatch.setattr(loss_module, "_can_run_fused", lambda hidden: True)
+    run_on_cpu(monkeypatch)
     given = inputs(rows, vocab_size)
     assert max(differences(*given, smoothing, bias=bias)) < 1e-5
     assert max(differences(*given, smoothing, dtype=torch.float16, bias=bias)) < 5e-3
@@ -105,7 +112,7 @@ def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(
 ) -> None:
     from dragoman.ops.triton import cross_entropy_kernel
 
-    monkeypatch.setattr(loss_module, "_can_run_fused", lambda hidden: True)
+    run_on_cpu(monkeypatch)
     monkeypatch.setattr(cross_entropy_kernel, "MAX_BLOCK", 128)
     assert max(differences(*inputs(5, vocab_size), 0.1)) < 1e-5
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
@@ -116,7 +123,7 @@ def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatc
     hidden, weight, targets = inputs(6, 50)
     with torch.no_grad():
         plain = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
-        monkeypatch.setattr(loss_module, "_can_run_fused", lambda hidden: True)
+        run_on_cpu(monkeypatch)
         ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
     torch.testing.assert_close(ours, plain)
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
@@ -151,9 +158,7 @@ def test_kernel_compiles_for_hopper(vocab_size: int, block: int, warps: int) -> 
 def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(
-        loss_module, "_can_run_fused", lambda hidden: CROSS_ENTROPY_KERNEL.is_enabled
-    )
+    run_on_cpu(monkeypatch)
     monkeypatch.setitem(
         sys.modules, "dragoman.ops.triton.cross_entropy_kernel", None
     )  # importing it fails
@@ -167,7 +172,7 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
 
 
 def test_the_kernel_is_not_used_on_a_cpu() -> None:
-    assert not loss_module._can_run_fused(torch.ones(2, 3))
+    assert not CROSS_ENTROPY_KERNEL.can_run(torch.ones(2, 3))
     assert max(differences(*inputs(4, 10), 0.1, bias=True)) < 1e-5
 
 

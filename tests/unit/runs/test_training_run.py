@@ -392,8 +392,8 @@ def test_what_a_run_leaves_out_is_told_once(corpus):
     ]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.9])
-def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout):
+@pytest.mark.parametrize(("dropout", "simcut"), [(0.0, 0), (0.9, 0), (0.9, 3)])
+def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout, simcut):
     """Words of 3 tokens become 9 by BPE dropout; the padded length stays within 10 positions."""
     text = [
         "text.tokenizer=bpe",
@@ -401,6 +401,7 @@ def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout
         f"text.bpe_dropout={dropout}",
         "model.positions=learned",
         "train.batch_tokens=16",
+        f"train.simcut={simcut}",
     ]
     out = train(
         configured(corpus, *text, "data.max_length=9", "model.max_positions=10"), corpus / "model"

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from training_kit import VOCABULARY, Corpus, tiny_model
 
@@ -195,6 +196,29 @@ def test_a_regularized_loss_is_larger_and_differentiable(settings) -> None:
     assert torch.equal(evaluated.total, expected.total)  # only training is regularized
 
 
+def test_simcut_spares_the_tags_of_a_multilingual_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every token cut, only tags and special tokens reach the second pass."""
+    model = tiny_model(dropout=0.0).train()
+    seen = []
+    whole = model.hidden_embedded
+
+    def watched(src_embedded: Tensor, tgt_embedded: Tensor, *masks: Tensor, **rest: object):
+        seen.extend((src_embedded, tgt_embedded))
+        return whole(src_embedded, tgt_embedded, *masks, **rest)
+
+    monkeypatch.setattr(model, "hidden_embedded", watched)
+    regularization = Regularization(simcut=3.0, simcut_probability=1.0)
+    task = TranslationTask(smoothing=0.1, regularization=regularization, num_tags=2)
+    batch = batch_of(0, 12)
+    task.loss(model, batch)
+    for embedded, ids in zip(seen, (batch.src, batch.tgt_in), strict=True):
+        clean, cut = embedded.chunk(2)
+        stays = (ids < 3) | (ids == 4) | (ids == 5)
+        assert stays.any()
+        assert (~stays).any()
+        assert torch.equal(cut, clean * stays.unsqueeze(-1))
+
+
 def test_dropped_words_and_cut_tokens() -> None:
     torch.manual_seed(0)
     ids = torch.tensor([[1, 5, 6, 7, 2, 0]] * 2000)
@@ -206,10 +230,13 @@ def test_dropped_words_and_cut_tokens() -> None:
     tagged = drop_words(torch.tensor([[4, 5, 6, 2]] * 200), 0.5, num_tags=2)
     assert tagged[:, :2].eq(torch.tensor([4, 5])).all()  # language tags stay
     assert tagged[:, 2].eq(3).any()
-    embedded = torch.ones(500, 6, 4)
-    cut = cut_tokens(embedded, 0.1)
+    cut = cut_tokens(torch.ones(2000, 6, 4), ids, 0.25)
     assert set(cut.sum(dim=-1).unique().tolist()) == {0.0, 4.0}  # whole tokens, not scaled
-    assert cut.eq(0).float().mean().item() == pytest.approx(0.1, abs=0.02)
+    assert not cut[:, [0, 4, 5]].eq(0).any()  # <s>, </s> and padding stay
+    assert cut[:, 1:4].eq(0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    tagged = cut_tokens(torch.ones(200, 4, 1), torch.tensor([[4, 5, 6, 2]] * 200), 0.5, num_tags=2)
+    assert tagged[:, :2].all()  # language tags stay
+    assert not tagged[:, 2].all()
 
 
 def test_hard_attention_is_not_computed_twice() -> None:
