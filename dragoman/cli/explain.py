@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from dragoman.explain.explanation import Explanation
 
 KINDS = ("encoder", "decoder", "cross")
-METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
+METHODS = (
+    "attention_x_gradient",
+    "input_x_gradient",
+    "integrated_gradients",
+    "value_zeroing",
+    "occlusion",
+)
 MIN_WIDTH = 40  # columns; narrower terminals wrap by themselves
 # Heads, and parts of some models: a memory, the levels of hierarchical attention, pooling seeds.
 _HEAD = re.compile(r"[a-z]+[0-9]+[a-z]?\.[0-9]+|memory|words|sentences|seed\.[0-9]+")

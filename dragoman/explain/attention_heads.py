@@ -447,8 +447,8 @@ def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]
     log_odds = gradients.log_odds.double().unsqueeze(1)
     before = nn.functional.logsigmoid(log_odds)
     return {
-        path: _to_numpy((nn.functional.logsigmoid(log_odds - slopes) - before).sum(0))
-        for path, slopes in gradients.heads.items()
+        path: _to_numpy((nn.functional.logsigmoid(log_odds - slopes.sum(-1)) - before).sum(0))
+        for path, slopes in gradients.keys.items()
     }
 
 

@@ -2,18 +2,19 @@
 
 Every method returns one number per pair of tokens, (T, S) for the source and (T, T) for the
 decoder's input, whose column 0 is `<s>`. Below, f_t is the log-probability of target token t under
-teacher forcing, x_s the embedding of token s without its position, and b the mean of all embeddings
-of its vocabulary: a place with an average word.
+teacher forcing and z_t its log-odds, w_s an attention weight of s, x_s the embedding of token s
+without its position, and b the mean of all embeddings of its vocabulary: an average word.
 
 | method               | number for (t, s)                                                | cost  |
 | -------------------- | ---------------------------------------------------------------- | ----- |
+| attention_x_gradient | sum of (w_s dz_t/dw_s)+ of cross-attention: what reading s adds   | T     |
 | input_x_gradient     | x_s . df_t/dx_s: the change, to first order, if it fades out     | T     |
 | integrated_gradients | (x_s - b) . df_t/dx_s, averaged on the straight path from b to x | T n   |
 | value_zeroing        | how far the last hidden state turns if nobody reads s's values   | S + T |
 | occlusion            | f_t - f_t with x_s = b: what is lost without the token           | S + T |
 
-The cost is in backward passes, or forward passes for the last two. All but value zeroing are
-signed: a positive number speaks for the target token.
+The cost is in backward passes, or forward passes for the last two. `attention_x_gradient` and
+`value_zeroing` have no sign; of the others, a positive number speaks for the target token.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dragoman.attention.alignments import Alignment
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.attention_heads import head_estimates
-from dragoman.explain.explanation import Array, Attribution
+from dragoman.explain.explanation import Array, Attribution, is_cross_attention
 from dragoman.explain.teacher_forcing import (
     ForcedTarget,
     TargetGradients,
@@ -41,8 +42,10 @@ from dragoman.explain.teacher_forcing import (
 from dragoman.layers.embedding import Embedding
 from dragoman.models.prefix_lm import PrefixLM
 
-METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
+GRADIENT_METHODS = ("attention_x_gradient", "input_x_gradient")  # from one backward pass a token
+METHODS = (*GRADIENT_METHODS, "integrated_gradients", "value_zeroing", "occlusion")
 ARRAY_PREFIXES = {
+    "attention_x_gradient": "axg",
     "input_x_gradient": "ixg",
     "integrated_gradients": "ig",
     "value_zeroing": "vz",
@@ -81,6 +84,7 @@ def attribute_tokens(forced: ForcedTarget, method: str) -> TokenAttribution:
             fix=suggest_name(method, METHODS),
         )
     functions: dict[str, Callable[[ForcedTarget], TokenAttribution]] = {
+        "attention_x_gradient": attention_x_gradient,
         "input_x_gradient": input_x_gradient,
         "integrated_gradients": integrated_gradients,
         "value_zeroing": value_zeroing,
@@ -145,18 +149,73 @@ def input_x_gradient(forced: ForcedTarget) -> TokenAttribution:
     return _attribution("input_x_gradient", forced, found, signed=True)
 
 
+def attention_x_gradient(forced: ForcedTarget) -> TokenAttribution:
+    r"""Return what reading each token adds to the log-odds of each target token, to first order.
+
+    .. math:: a_{ts} = \sum_{l, h} \max\Bigl(0,\;
+        \sum_q w^{lh}_{qs}\, \frac{\partial z_t}{\partial w^{lh}_{qs}}\Bigr)
+
+    The sum is over the layers and heads of cross-attention for the source, of the decoder's
+    self-attention for its input; q are the decoder's positions. A head that reads s against the
+    target token counts zero, as in Chefer, Gur and Wolf (2021), "Generic Attention-model
+    Explainability", where such maps are also multiplied through the layers.
+    """
+    if not has_cross_attention(forced.model):
+        raise DataError(
+            "attention_x_gradient needs a decoder with cross-attention",
+            found="a model without any",
+            fix="use occlusion or input_x_gradient",
+        )
+    return _attention_products(forced, _all_gradients(forced, _embed(forced)))
+
+
+def has_cross_attention(model: nn.Module) -> bool:
+    """Whether a decoder reads a source by attention."""
+    return any(is_cross_attention(path) for path in attention_parts(model))
+
+
+def known_methods(model: nn.Module) -> list[str]:
+    """Return the methods that a model allows."""
+    needs = {"value_zeroing": bool(find_attentions(model))}
+    needs["attention_x_gradient"] = has_cross_attention(model)
+    return [each for each in METHODS if needs.get(each, True)]
+
+
 def attribute_with_heads(
     forced: ForcedTarget,
-) -> tuple[TokenAttribution, dict[str, NDArray[np.float32]]]:
-    """Return `input_x_gradient` and `estimate_head_effects` from the same backward passes."""
+) -> tuple[list[TokenAttribution], dict[str, NDArray[np.float32]]]:
+    """Return what the same backward passes have: two attributions, and `estimate_head_effects`.
+
+    `attention_x_gradient` comes first if the model has cross-attention, then `input_x_gradient`.
+    """
     inputs = _embed(forced)
+    gradients = _all_gradients(forced, inputs)
+    attributions = [
+        _attribution("input_x_gradient", forced, _products(gradients, inputs), signed=True)
+    ]
+    if has_cross_attention(forced.model):
+        attributions.insert(0, _attention_products(forced, gradients))
+    return attributions, head_estimates(gradients)
+
+
+def _all_gradients(forced: ForcedTarget, inputs: _Embeddings) -> TargetGradients:
+    """Return the gradients with respect to embeddings and to the weights of every attention."""
     heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
-    gradients = target_gradients(forced, *inputs, heads)
-    found = _products(gradients, inputs)
-    return (
-        _attribution("input_x_gradient", forced, found, signed=True),
-        head_estimates(gradients),
-    )
+    return target_gradients(forced, *inputs, heads)
+
+
+def _attention_products(forced: ForcedTarget, gradients: TargetGradients) -> TokenAttribution:
+    """Return `attention_x_gradient` from the gradients of scales of keys."""
+    sources, targets = forced.src_length, forced.tgt_length
+    first = sources if isinstance(forced.model, PrefixLM) else 0  # key of the decoder's input
+    found = gradients.tgt.new_zeros(targets, sources), gradients.tgt.new_zeros(targets, targets)
+    for path, slopes in gradients.keys.items():
+        added = slopes.clamp_min(0.0).sum(1)  # (T, S + T)
+        if is_cross_attention(path):
+            found[0].add_(added[:, :sources])
+        elif path.startswith("decoder."):
+            found[1].add_(added[:, first : first + targets])
+    return _attribution("attention_x_gradient", forced, _Embeddings(*found), signed=False)
 
 
 def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> TokenAttribution:

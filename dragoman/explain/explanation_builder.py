@@ -40,11 +40,13 @@ from dragoman.explain.attention_maps import (
     locate_sites,
 )
 from dragoman.explain.attribution import (
-    METHODS,
+    GRADIENT_METHODS,
+    TokenAttribution,
     attribute_tokens,
     attribute_with_heads,
     attribution_fields,
     attribution_note,
+    known_methods,
 )
 from dragoman.explain.explanation import (
     Array,
@@ -99,12 +101,13 @@ def explain_pair(
     target: ExplainedTarget,
     penalty: LengthPenalty,
     request: Mapping[str, Any],
-    attribution: str | None = "input_x_gradient",
+    attribution: str | None = "auto",
 ) -> Explanation:
     """Return the explanation of a source (without EOS) and the target that a search found.
 
     Each part is a function of the model and the pair. A part that this model has not is a sentence
-    in `missing`, by panel. `attribution` is a method, or None for none.
+    in `missing`, by panel. `attribution` is a method, None for none, or "auto": attention x
+    gradient if the model has cross-attention, and input x gradient.
     """
     src_text = tokenize_text(
         tokenizers.src,
@@ -127,12 +130,17 @@ def explain_pair(
     if note := attribution_note(forced):
         missing["attribution"] = note
     estimates: Mapping[str, NDArray[np.float32]] = {}
-    for method in _attribution_methods(attribution, has_note=bool(note)):
-        if method == "input_x_gradient":
-            attributed, estimates = attribute_with_heads(forced)
-        else:
-            attributed = attribute_tokens(forced, method)
-        fields, found = attribution_fields(attributed)
+    attributed = list[TokenAttribution]()
+    if attribution in ("auto", *GRADIENT_METHODS):
+        attributed, estimates = attribute_with_heads(forced)
+        if attribution != "auto":
+            attributed = [each for each in attributed if each.method == attribution]
+    if not attributed and attribution is not None:  # raises for a method that the model has not
+        attributed = [attribute_tokens(forced, attribution)]
+    if note and attributed and attribution != "occlusion":
+        attributed.append(attribute_tokens(forced, "occlusion"))
+    for one in attributed:
+        fields, found = attribution_fields(one)
         attributions.append(fields)
         arrays |= found
     lens = lens_fields(read_logit_lens(forced), lambda ids: token_texts(tokenizers.tgt, ids))
@@ -163,13 +171,6 @@ def explain_pair(
         checks=_check_capture(model, source, target, captured.sites, captured.logits, total),
         missing=missing,
     )
-
-
-def _attribution_methods(method: str | None, *, has_note: bool) -> list[str]:
-    """Return the methods to compute: occlusion too where gradients leave something out."""
-    if method is None:
-        return []
-    return [method, "occlusion"] if has_note and method != "occlusion" else [method]
 
 
 def _site_ids(model: EncoderDecoder) -> dict[str, str]:
@@ -256,9 +257,7 @@ def describe_model(model: EncoderDecoder, tokenizers: Tokenizers, config: Config
         "heads": config.model.heads,
         "d_model": config.model.width,
         "positions": config.model.positions,
-        "attributions": [
-            each for each in METHODS if each != "value_zeroing" or find_attentions(model)
-        ],
+        "attributions": known_methods(model),
         "tokenizer": tokenizers.tgt.algorithm,
         "vocab": {"source": len(tokenizers.src), "target": len(tokenizers.tgt)},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

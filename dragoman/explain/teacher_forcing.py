@@ -183,7 +183,10 @@ def attention_parts(model: nn.Module) -> dict[str, AttentionPart]:
 def scaled_heads(
     model: nn.Module, scales: Mapping[str, Tensor], *, sources: int = 0
 ) -> Iterator[None]:
-    """Multiply the weights of heads within the block by scales, (1, H) or one row per batch row."""
+    """Multiply the weights of heads within the block by scales.
+
+    A scale is (1, H) or (1, H, K), one number for each key; or it has one row for each batch row.
+    """
     parts = attention_parts(model)
     by_module: dict[str, list[tuple[AttentionPart, Tensor]]] = {
         path: [] for path in find_attentions(model)
@@ -194,7 +197,8 @@ def scaled_heads(
     def scale_weights(own: list[tuple[AttentionPart, Tensor]]) -> WeightsEdit:
         def apply_edit(weights: Tensor) -> Tensor:
             for part, scale in own:
-                scaled = weights * scale[:, :, None, None].to(weights.dtype)
+                by_key = scale.unsqueeze(-1) if scale.dim() == 2 else scale[..., : weights.size(3)]
+                scaled = weights * by_key.unsqueeze(2).to(weights.dtype)
                 region = part.region(weights.size(2), weights.size(3), sources, weights.device)
                 weights = scaled if region is None else torch.where(region, scaled, weights)
             return weights
@@ -210,7 +214,9 @@ class TargetGradients(NamedTuple):
 
     src: Tensor | None  # (T, S, D) with respect to the source's embeddings
     tgt: Tensor  # (T, T, D) with respect to those of the decoder's input
-    heads: dict[str, Tensor]  # (T, H) with respect to the scale of each head, by attention
+    # (T, H, S + T) by attention: with respect to a scale of all weights that a head gives to a key,
+    # for each key of its side; of an encoder-decoder the first S or T columns are used.
+    keys: dict[str, Tensor]
     log_odds: Tensor  # (T,)
 
 
@@ -237,7 +243,7 @@ def target_gradients(
                 for part in parts
             ]
         ),
-        {path: torch.cat([part.heads[path] for part in parts]) for path in heads},
+        {path: torch.cat([part.keys[path] for part in parts]) for path in heads},
         torch.cat([part.log_odds for part in parts]),
     )
 
@@ -267,7 +273,9 @@ def _group_gradients(
             for side in (src, tgt[:, :end])
         ]
         scales = {
-            path: torch.ones(rows, size, device=tgt.device, requires_grad=True)
+            path: torch.ones(
+                rows, size, forced.src_length + forced.tgt_length, device=tgt.device
+            ).requires_grad_()
             for path, size in heads.items()
         }
         # Explicit weights also where no scale is wanted: fused kernels have no rule for vmap.

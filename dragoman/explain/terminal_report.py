@@ -40,6 +40,7 @@ MAX_CLASSES = 8
 _BAR_CELLS = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 METHOD_NAMES = {
+    "attention_x_gradient": "attention × gradient",
     "input_x_gradient": "input × gradient",
     "integrated_gradients": "integrated gradients",
     "value_zeroing": "value zeroing",
@@ -458,7 +459,9 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         )
         part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
     if sides[0][0].startswith("attribution"):
-        note = "attribution: fractions of the row; a minus speaks against the output"
+        note = "attribution: fractions of the row"
+        if any((values < 0).any() for _, values in sides):
+            note += "; a minus speaks against the output"
         for line in wrap_cells(note, width):
             part.append(f"{line}\n", "dim")
     if len(sides) == 2:
@@ -507,8 +510,8 @@ def _output_labels(explanation: Explanation) -> list[str]:
 def _attributed_words(
     explanation: Explanation, rows: Sequence[tuple[int, int]], inputs: _Inputs
 ) -> tuple[str, AttentionWeights] | None:
-    """Return the last method's attributions by words, each row as fractions of its total."""
-    for each in reversed(explanation.attribution):
+    """Return the first method's attributions by words, each row as fractions of its total."""
+    for each in explanation.attribution:
         source = explanation.arrays.get(each.source)
         target = explanation.arrays.get(each.target or "")
         if explanation.model.get("task") == "pairs" and source is not None and target is not None:

@@ -22,7 +22,13 @@ MAX_BEAM = 16
 MAX_HEADS = 512  # in one list of heads to switch off
 MAX_LENGTH_PENALTY = 5.0
 MAX_STEP = 4_096
-METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
+METHODS = (
+    "attention_x_gradient",
+    "input_x_gradient",
+    "integrated_gradients",
+    "value_zeroing",
+    "occlusion",
+)
 REGION_CELLS = 4_000_000  # float32 values of one tensor region: 16 MB
 
 _MAX_ID = 2**31 - 1

@@ -81,15 +81,16 @@ class TranslationExplainer(abc.ABC):
         *,
         reference: str | None = None,
         off: Sequence[str] = (),
-        attribution: str | None = "input_x_gradient",
+        attribution: str | None = "auto",
         **options: Any,
     ) -> Explanation:
         """Translate one text and record all attention weights; a long text is cut to a segment.
 
         With a `reference` the target is that text instead, and its score is compared with that of
         the translation. `off` are heads that are switched off, such as ["x3.2"]; `attribution` is
-        a method, or None for none. The other options are the fields of `TranslationOptions`; by
-        default the second best is searched for too, so that it can be seen why it lost.
+        a method, None for none, or "auto": attention x gradient and input x gradient. The other
+        options are the fields of `TranslationOptions`; by default the second best is searched for
+        too, so that it can be seen why it lost.
         """
         chosen, model = parse_options(options), self.model
         if chosen.mbr is not None:
@@ -188,7 +189,8 @@ class TranslationExplainer(abc.ABC):
     ) -> tuple[Attribution, dict[str, Array]]:
         """Return the attribution of an explanation's target by a method, and its arrays.
 
-        The methods are input_x_gradient, integrated_gradients, value_zeroing and occlusion.
+        The methods are attention_x_gradient, input_x_gradient, integrated_gradients, value_zeroing
+        and occlusion.
         """
         forced, off = self._forced_target(explanation), explanation.request.get("off", ())
         with self._native.single_threaded(), self._heads_off(off, forced.src_length):

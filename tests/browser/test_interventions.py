@@ -119,7 +119,7 @@ def test_effects_of_all_heads_equal_single_ones(explorer, translator, explanatio
 def test_attributions_equal_a_recomputation(explorer, translator, explanations) -> None:
     explanation = explanations[0]
     base = translator.explain(explanation["source"]["text"], beam=1)
-    for method in ("input_x_gradient", "occlusion", "value_zeroing"):
+    for method in ("attention_x_gradient", "input_x_gradient", "occlusion", "value_zeroing"):
         found = explorer.call(f"e/{explanation['digest']}/attribute", {"method": method})
         attribution, arrays = translator.attribute(base, method)
         assert found["attribution"]["method"] == method

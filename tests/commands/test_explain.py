@@ -86,7 +86,7 @@ def test_prefix_reference_and_penalty_reach_the_search(bundle, capsys) -> None:
         (["--layer", "7"], "--layer must be 0, those in the cross-attention; found 7"),
         (["--head", "9"], "--head must be 0 or 1, those of the cross-attention"),
         (["--off", "x3"], "--off must name heads such as x3.2,d0.1; found 'x3'"),
-        (["--attribution", "magic"], "--attribution must be input_x_gradient"),
+        (["--attribution", "magic"], "--attribution must be attention_x_gradient"),
         (["--png", "map.svg"], "--png must name a .png file; found map.svg; use --svg"),
         (["--svg", "map.txt"], "--svg must end in .png, .svg or .pdf; found '.txt'"),
         (["--pdf", "no/where.pdf"], "--pdf must be in an existing directory; found no"),

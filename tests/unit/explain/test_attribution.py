@@ -10,16 +10,19 @@ import torch
 from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
+from dragoman.attention.recorder import edit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.attention_heads import estimate_head_effects
 from dragoman.explain.attribution import (
     METHODS,
+    attention_x_gradient,
     attribute_tokens,
     attribute_with_heads,
     attribution_note,
     clenshaw_curtis,
     input_x_gradient,
     integrated_gradients,
+    known_methods,
     occlusion,
     value_zeroing,
 )
@@ -132,9 +135,49 @@ def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
             np.testing.assert_allclose(attributed[:, position], slope, atol=2e-5)
 
 
+@pytest.mark.parametrize("decoder", [each for each in DECODERS if each != "sru"])
+def test_attention_x_gradient_is_the_slope_of_what_each_head_reads(decoder: str) -> None:
+    """Scale all weights that one head gives one source token, by the model's public hooks."""
+    forced = tiny_pair(tiny_model("transformer", decoder).double())
+    model, step = forced.model, 1e-6
+
+    def log_odds(path: str, head: int, key: int, scale: float) -> Tensor:
+        def scale_key(weights: Tensor) -> Tensor:
+            weights = weights.clone()
+            weights[:, head, :, key] *= scale
+            return weights
+
+        with edit(model, {path: scale_key}):
+            log_probs = brute_force(forced, forced.embed_source(), forced.embed_target())
+        return log_probs - torch.log1p(-log_probs.exp())
+
+    found = attention_x_gradient(forced)
+    expected = {"cross": np.zeros((6, 5)), "self": np.zeros((6, 6))}
+    for path, attention in find_attentions(model).items():
+        if path.startswith("encoder."):
+            continue
+        side = "self" if path.endswith(".self") else "cross"
+        for head in range(getattr(attention, "heads", 1)):
+            for key in range(expected[side].shape[1]):
+                ahead, back = (log_odds(path, head, key, 1 + sign * step) for sign in (1, -1))
+                slope = ((ahead - back) / (2 * step)).detach().numpy()
+                expected[side][:, key] += np.maximum(slope, 0.0)
+    assert expected["cross"].max() > 1e-3
+    np.testing.assert_allclose(found.source, expected["cross"], atol=2e-5)
+    np.testing.assert_allclose(found.target, expected["self"], atol=2e-5)
+
+
+def test_attention_x_gradient_needs_cross_attention() -> None:
+    forced = tiny_pair(tiny_model("sru", "sru"))
+    assert "attention_x_gradient" not in known_methods(forced.model)
+    with pytest.raises(DataError, match="needs a decoder with cross-attention"):
+        attribute_tokens(forced, "attention_x_gradient")
+
+
 def test_heads_are_estimated_from_the_same_passes() -> None:
     forced = tiny_pair(tiny_model())
-    found, estimates = attribute_with_heads(forced)
+    (by_attention, found), estimates = attribute_with_heads(forced)
+    np.testing.assert_allclose(by_attention.source, attention_x_gradient(forced).source, atol=1e-6)
     alone = input_x_gradient(forced)
     np.testing.assert_allclose(found.source, alone.source, atol=1e-6)
     np.testing.assert_allclose(found.target, alone.target, atol=1e-6)
@@ -234,6 +277,8 @@ def test_no_token_explains_what_came_before_it(method: str, decoder: str) -> Non
     forced = tiny_pair(tiny_model(decoder=decoder))
     if method == "value_zeroing" and decoder == "sru":
         forced = tiny_pair(tiny_model("transformer", decoder))
+    if method == "attention_x_gradient" and decoder == "sru":
+        forced = tiny_pair(tiny_model(decoder="sru + transformer"))
     found = attribute_tokens(forced, method)
     assert found.method == method
     assert found.source is not None
@@ -242,11 +287,11 @@ def test_no_token_explains_what_came_before_it(method: str, decoder: str) -> Non
     assert np.array_equal(found.target, np.tril(found.target))
     assert np.isfinite(found.source).all()
     assert np.isfinite(found.target).all()
-    assert found.signed == (method != "value_zeroing")
+    assert found.signed == (method not in ("value_zeroing", "attention_x_gradient"))
     assert (found.gap is not None) == (method == "integrated_gradients")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [each for each in METHODS if each != "attention_x_gradient"])
 @pytest.mark.parametrize("decoder", ["transformer*2", "lstm + transformer"])
 def test_a_language_model_has_only_its_own_tokens(method: str, decoder: str) -> None:
     forced = tiny_pair(tiny_language_model(decoder))

@@ -286,7 +286,7 @@ def test_attributions_come_with_their_tensors(client: TestClient) -> None:
     found = client.post(address, json={"method": "occlusion"}).json()
     assert found["attribution"]["method"] == "occlusion"
     assert found["tensors"]["ixg.s"]["shape"] == [4, 4]
-    check_error(client.post(address, json={"method": "guess"}), 400, "one of input_x_gradient")
+    check_error(client.post(address, json={"method": "guess"}), 400, "one of attention_x_gradient")
 
 
 def test_effects_come_as_lines(client: TestClient) -> None:

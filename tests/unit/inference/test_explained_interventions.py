@@ -49,10 +49,13 @@ def test_an_explanation_has_every_part(translator: Translator) -> None:
         np.testing.assert_allclose(
             [prob for _, prob in top], np.exp([each[2] for each in step.top[:5]]), atol=1e-4
         )
-    [attribution] = explanation.attribution
-    assert (attribution.method, attribution.signed) == ("input_x_gradient", True)
-    assert explanation.arrays[attribution.source].shape == (targets, sources)
-    assert explanation.arrays[attribution.target or ""].shape == (targets, targets)
+    assert [(each.method, each.signed) for each in explanation.attribution] == [
+        ("attention_x_gradient", False),
+        ("input_x_gradient", True),
+    ]
+    for attribution in explanation.attribution:
+        assert explanation.arrays[attribution.source].shape == (targets, sources)
+        assert explanation.arrays[attribution.target or ""].shape == (targets, targets)
     assert explanation.positions["kind"] == "sinusoidal"
     assert explanation.arrays[explanation.positions["tensor"]].ndim == 2
     assert all(head.effect_estimate is not None for head in explanation.heads)

@@ -8,7 +8,7 @@ import { dataTable, plainText, scrollRegion, setBar, valueBar } from './table.js
 import { fill, quoted, tokenLabel } from './text.js';
 import { onTheme } from './theme.js';
 
-const TOKEN_METHODS = ['input_x_gradient', 'integrated_gradients', 'value_zeroing', 'occlusion'];
+const TOKEN_METHODS = ['attention_x_gradient', 'input_x_gradient', 'integrated_gradients', 'value_zeroing', 'occlusion'];
 
 function tokenRanks(values) {
   const order = [...values.keys()].sort((a, b) => values[a] - values[b]);
@@ -290,6 +290,7 @@ addStrings(
     'token.agree.none': 'Attention and attribution do not agree, {value}: what was read is not what mattered.',
     'token.agree.opposed': 'Attention and attribution point to opposite tokens, {value}.',
     'token.agree.unknown': 'There is too little to compare attention with attribution here.',
+    'method.attention_x_gradient': 'Attention × gradient',
     'method.input_x_gradient': 'Input × gradient',
     'method.integrated_gradients': 'Integrated gradients',
     'method.value_zeroing': 'Value zeroing',
@@ -319,6 +320,7 @@ addStrings(
     'token.agree.none': '注意力与归因不一致，{value}：读到的并不是起作用的。',
     'token.agree.opposed': '注意力与归因指向相反的词元，{value}。',
     'token.agree.unknown': '可比较的太少，无法比较注意力与归因。',
+    'method.attention_x_gradient': '注意力 × 梯度',
     'method.input_x_gradient': '输入 × 梯度',
     'method.integrated_gradients': '积分梯度',
     'method.value_zeroing': '值置零',
