@@ -113,3 +113,22 @@ def test_every_character_fills_the_same_box():
         points = character[character[:, 6] > 0, :6].reshape(-1, 2)
         np.testing.assert_allclose(points.min(axis=0), 0.15, atol=1e-4)
         np.testing.assert_allclose(points.max(axis=0), 0.85, atol=1e-4)
+
+
+def test_selected_generated_sets_have_no_padding():
+    store = GeneratedSets(MaximumProblem(1, part="train"), 50)
+    examples = np.array([7, 3, 11])
+    chosen, whole = store.select(examples), store.arrays(examples, 10)
+    np.testing.assert_array_equal(chosen.sizes(np.arange(3)), whole.sizes)
+    found = chosen.arrays(np.arange(3), 10)
+    np.testing.assert_array_equal(found.elements, whole.elements)
+    np.testing.assert_array_equal(found.targets, whole.targets)
+
+
+def test_a_problem_without_buckets_has_one_padded_size():
+    store = GeneratedSets(MaximumProblem(1, part="train"), 50)
+    plan = GeneratedPlan(store, batch_tokens=80, seed=1)
+    batches = [plan.batch(Cursor(0, index)) for index in range(plan.batches(0))]
+    assert sorted(map(len, batches)) == [2, *[8] * 6]  # of ten elements each
+    real = store.sizes(np.arange(50)).sum()
+    assert plan.padding_fraction(0) == pytest.approx(1 - real / 500)

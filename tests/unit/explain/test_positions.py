@@ -253,3 +253,14 @@ def test_recurrence_needs_no_positions() -> None:
     model = build(encoder=("bilstm",), decoder=("lstm(attention=additive)",), positions="none")
     assert find_positions(model) == []
     assert "recurrence" in describe_missing(model)
+
+
+@pytest.mark.parametrize("positions", ["t5", "transformer_xl"])
+def test_curves_have_later_positions_where_these_can_be_attended(positions: str) -> None:
+    parts = find_positions(tiny_model(positions=positions), positions=6)
+    curves = [part for part in parts if isinstance(part, PositionCurves)]
+    assert len(curves) == 4
+    for curve in curves:
+        last = 6 if "encoder" in curve.where else 0
+        assert curve.distances.tolist() == list(range(-6, last + 1))
+        assert curve.values.shape == (2, len(curve.distances))

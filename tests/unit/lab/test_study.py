@@ -140,6 +140,23 @@ def test_the_first_trial_is_the_base_and_the_best_is_found(
     assert not (tmp_path / "other").exists()
 
 
+def test_each_end_is_shown_with_the_best_so_far(run: Run) -> None:
+    told = Told()
+    result = run(12, progress=told)
+    notes = [note for note in told.notes if note.startswith("trial ") and " in 0 s" in note]
+    best = None
+    for each in result.trials:
+        if each.state != "complete":
+            continue
+        note = next(note for note in notes if note.startswith(f"trial {each.number}:"))
+        is_best = best is None or each.value < best.value
+        assert note.endswith("best so far") == (is_best and best is not None)
+        assert (", best " in note and " in trial " in note) == (not is_best)
+        if not is_best:
+            assert note.endswith(f"best {best.value:.4f} in trial {best.number}")
+        best = each if is_best else best
+
+
 def test_pruned_trials_are_those_worse_than_the_median(run: Run) -> None:
     """The decision is compared with the definition: the median of complete trials' best so far."""
     result = run(25)

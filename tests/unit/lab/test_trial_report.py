@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
+
+from dragoman.lab import trial_report
 from dragoman.lab.search_space import SearchParameter
 from dragoman.lab.trial_journal import TrialRecord
 from dragoman.lab.trial_report import best_trial, draw_trials, format_table, rank_trials, write_csv
@@ -70,3 +73,18 @@ def test_figures(tmp_path: Path) -> None:
         assert f">{word}<" in text
     only = [trial(0, "pruned", 2.0)]
     assert draw_trials([tmp_path / "pruned.png"], only, SPACE[:1], metric="bleu", lower=False)
+
+
+def test_trials_far_off_the_complete_ones_do_not_set_the_limits() -> None:
+    """Three times their range is shown beyond them, and a margin of 8 %."""
+    complete = [trial(0, "complete", 2.0), trial(1, "complete", 3.0)]
+    near = [trial(2, "pruned", 5.0), trial(3, "pruned", 1.0)]
+    far = [trial(4, "pruned", 50.0), trial(5, "pruned", -50.0)]
+    for trials, low, high in (
+        (complete, 2.0, 3.0),
+        ([*complete, *near], 1.0, 5.0),
+        ([*complete, *far], 2.0 - 3.0, 3.0 + 3.0),
+        ([*far], -50.0, 50.0),
+    ):
+        margin = 0.08 * (high - low)
+        assert trial_report._limits(trials) == pytest.approx((low - margin, high + margin))

@@ -137,3 +137,11 @@ def test_every_block_is_known_to_the_reader() -> None:
 def test_other_peoples_names_lead_to_blocks_that_exist() -> None:
     assert set(_BLOCK_ALIASES.values()) <= set(BLOCKS)
     assert not set(_BLOCK_ALIASES) & set(BLOCKS)
+
+
+def test_long_entries_are_refused_before_they_are_parsed() -> None:
+    longest = f"transformer({' ' * 987})"
+    assert len(longest) == 1000
+    assert parse_blocks([longest]) == [BlockSpec("transformer")]
+    with pytest.raises(ConfigError, match="at most 1000 characters; found 1001, 'transformer"):
+        parse_blocks([longest + " "])

@@ -11,8 +11,10 @@ import torch
 from run_kit import save_checkpoint, tensors
 from training_kit import Corpus, tiny_model
 
+from dragoman.bundle.golden import GoldenInput
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
+from dragoman.data.corpus import SentencePair
 from dragoman.errors import CorruptError
 from dragoman.runs import estimate
 from dragoman.runs.estimate import (
@@ -20,7 +22,11 @@ from dragoman.runs.estimate import (
     PROBE_VALIDATION_SENTENCES,
     estimate_validation_seconds,
 )
-from dragoman.runs.final_model import select_weights
+from dragoman.runs.final_model import (
+    NUM_GOLDEN_SENTENCES,
+    select_golden_sentences,
+    select_weights,
+)
 
 
 @pytest.fixture
@@ -113,3 +119,19 @@ def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sente
         batches + (few * max(1, sentences / few) ** 0.75 * 0.4 if asked else 0)
     )
     assert estimate_validation_seconds(None, model) == 0.0
+
+
+def test_golden_sentences_are_of_medium_length_and_of_each_direction() -> None:
+    texts = ["x" * size for size in range(1, 40)]
+    plain = [SentencePair(number, text, "y") for number, text in enumerate([*texts, "", " "], 1)]
+    prepared: Any = SimpleNamespace(sentences=plain)
+    assert select_golden_sentences(prepared) == texts[19 : 19 + NUM_GOLDEN_SENTENCES]
+    prepared.sentences = [
+        SentencePair(pair.number, pair.src, "y", direction=direction)
+        for direction in ("de-en", "en-de")
+        for pair in plain
+    ]
+    half = NUM_GOLDEN_SENTENCES // 2
+    assert select_golden_sentences(prepared) == [
+        GoldenInput(text, language) for language in ("en", "de") for text in texts[19 : 19 + half]
+    ]

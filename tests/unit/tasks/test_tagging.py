@@ -353,3 +353,11 @@ def test_a_training_step_never_reads_a_value_of_a_tensor(
         loss = task.loss(model, batch.to("meta"))
         loss.total.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_an_input_is_tokens_or_a_named_text() -> None:
+    task = make_task()
+    both = record(tokens=["Anna", "sees"], text="in Bonn", other="the")
+    assert list(task.read_input(both).tokens) == ["Anna", "sees"]
+    assert task.read_input(both, text_field="other") == "the"
+    assert task.read_input(record(text="in Bonn")) == "in Bonn"

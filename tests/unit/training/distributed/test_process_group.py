@@ -363,3 +363,13 @@ def test_only_a_rank_of_several_misses_its_launcher(monkeypatch: pytest.MonkeyPa
     alone.check_launcher()  # a shell that ended: training goes on
     with pytest.raises(StoppedError, match="the launcher is gone"):
         one_of_two.check_launcher()
+
+
+def test_the_first_heartbeat_is_at_once(store, monkeypatch) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 600.0)
+    beating = Heartbeat(store, rank=1, size=2, patience=60.0)
+    deadline = time.monotonic() + 20
+    while not store.check(["beat/1"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    beating.stop()
+    assert json.loads(store.values["beat/1"])["count"] == 1

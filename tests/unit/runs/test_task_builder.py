@@ -1,0 +1,30 @@
+"""Records of a task without a validation file: which ones are held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import Config
+from dragoman.runs import task_builder
+
+
+def numbers(records: object) -> list[int]:
+    return [] if records is None else [record.number for record in records()]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("lines", [9, 10, 23])
+def test_every_record_is_trained_on_or_held_out(
+    lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in five, at most three, and none where that would be one alone."""
+    monkeypatch.setattr(task_builder, "MAX_HELD_OUT", 3)
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(lines)))
+    config = Config().replace(data={"hold_out": 5})
+    train, valid = task_builder._split_records(config, {"train": [str(path)], "valid": []})
+    assert numbers(valid) == ([] if lines < 10 else [5, 10, 15][: lines // 5])
+    assert sorted([*numbers(train), *numbers(valid)]) == list(range(1, lines + 1))
+    given = task_builder._split_records(config, {"train": [str(path)], "valid": [str(path)]})
+    assert numbers(given[0]) == numbers(given[1]) == list(range(1, lines + 1))
