@@ -9,6 +9,7 @@ import typer
 
 from dragoman.cli.input_lines import InputFiles, check_inputs
 from dragoman.cli.options import (
+    SAMPLING_PANEL,
     BatchSizeOption,
     BeamOption,
     DeviceOption,
@@ -17,7 +18,10 @@ from dragoman.cli.options import (
     JsonOption,
     ModelOption,
     PrecisionOption,
+    SampleSeedOption,
+    TemperatureOption,
     ToOption,
+    TopKOption,
 )
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.progress import progress
@@ -27,7 +31,6 @@ from dragoman.storage.atomic import hash_file
 from dragoman.storage.manifest import manifest_digest, read_manifest
 from dragoman.storage.output_files import check_output_file
 
-_SAMPLING_PANEL = "Sampling"
 _FILTER_PANEL = "Filters"
 
 
@@ -108,26 +111,12 @@ def augment(
         typer.Option(
             "--sample",
             help="Sample translations instead of searching (Edunov et al., 2018).",
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = False,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            help="Softmax temperature; below 1 sharpens the distribution.",
-            rich_help_panel=_SAMPLING_PANEL,
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Sample from the k most probable tokens.", rich_help_panel=_SAMPLING_PANEL
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Random seed.", rich_help_panel=_SAMPLING_PANEL)
-    ] = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    seed: SampleSeedOption = None,
 ) -> None:
     """Write synthetic training pairs: a text and its machine translation.
 

@@ -15,13 +15,12 @@ from dragoman.cli.constraint_options import (
     RequireOption,
     parse_constraint_options,
 )
-from dragoman.cli.options import DeviceOption, JsonOption, LanguageModelOption
+from dragoman.cli.options import SAMPLING_PANEL, DeviceOption, JsonOption, LanguageModelOption
 from dragoman.cli.output import print_json, print_text
 from dragoman.errors import ConfigError
 
 MAX_TOKENS = 1_000_000
 SEPARATOR = "\n\n"  # between several continuations
-_SAMPLING_PANEL = "Sampling"
 _CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
     for code in (*range(32), *range(127, 160))
@@ -49,7 +48,7 @@ def generate(
             min=0.0,
             max=1000.0,
             help="Softmax temperature; below 1 sharpens, 0 takes the most probable token.",
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = 1.0,
     top_k: Annotated[
@@ -57,7 +56,7 @@ def generate(
         typer.Option(
             min=0,
             help="Sample from the k most probable tokens; 0 for all.",
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = 0,
     top_p: Annotated[
@@ -66,11 +65,11 @@ def generate(
             min=0.0,
             max=1.0,
             help="Nucleus sampling: the most probable tokens up to this total probability.",
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = 1.0,
     seed: Annotated[
-        int, typer.Option(min=0, help="Random seed.", rich_help_panel=_SAMPLING_PANEL)
+        int, typer.Option(min=0, help="Random seed.", rich_help_panel=SAMPLING_PANEL)
     ] = 1,
     constraint: ConstraintOption = None,
     require: RequireOption = None,

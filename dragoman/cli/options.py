@@ -11,6 +11,8 @@ import typer
 from dragoman.config import engine_options
 from dragoman.errors import BundleError
 
+SAMPLING_PANEL = "Sampling"
+
 
 def complete_recipe_names(incomplete: str) -> list[str]:
     """Return recipe names for shell completion."""
@@ -320,4 +322,26 @@ SrcLangOption = Annotated[
 ]
 TgtLangOption = Annotated[
     str, typer.Option("--tgt-lang", help="Target language, such as en.", show_default=False)
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        min=0.01,
+        help="Softmax temperature; below 1 sharpens the distribution.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        min=1,
+        help="Sample from the k most probable tokens.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+SampleSeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, help="Random seed.", rich_help_panel=SAMPLING_PANEL),
 ]

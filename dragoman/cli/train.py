@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,15 +10,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.durations import parse_duration
-from dragoman.cli.options import complete_recipe_names, complete_setting_paths
-from dragoman.errors import ConfigError, escape_json_controls
+from dragoman.cli.training_options import (
+    DATA_PANEL,
+    SETTINGS_PANEL,
+    ConfigOption,
+    PairsOption,
+    RecipeOption,
+    SetOption,
+    SrcLangOption,
+    SrcOption,
+    TaskOption,
+    TgtLangOption,
+    TgtOption,
+    TrainDeviceOption,
+    TrainFilesOption,
+    ValidOption,
+    ValidPairsOption,
+    ValidSrcOption,
+    ValidTgtOption,
+    format_overrides,
+)
+from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
     from dragoman.runs.output_directory import OutputDirectory
 
 TRIPLE_OPTIONS = ("pair", "valid_pair")  # options of three values each time
-_DATA_PANEL, _SETTINGS_PANEL, _RUN_PANEL = "Data", "Settings", "Run"
+_RUN_PANEL = "Run"
 
 
 def train(
@@ -27,37 +45,10 @@ def train(
         Path,
         typer.Option("--out", "-o", help="Model directory to write.", show_default=False),
     ],
-    task: Annotated[
-        str,
-        typer.Option(
-            help="What the model does: translate, language, classify, tag, pairs or sets.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = "",
-    src: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Source sentences, one per line; plain, .gz or .xz. May be repeated, with --tgt.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    tgt: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Target sentences, aligned with --src.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="TSV, CSV or JSONL file with both sides instead. May be repeated.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
+    task: TaskOption = "",
+    src: SrcOption = None,
+    tgt: TgtOption = None,
+    pairs: PairsOption = None,
     pair: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,7 +56,7 @@ def train(
             metavar="LANGUAGES FILE FILE",
             help="Two aligned files of a multilingual model and their languages: --pair de-en "
             "text.de text.en. May be repeated.",
-            rich_help_panel=_DATA_PANEL,
+            rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     valid_pair: Annotated[
@@ -74,7 +65,7 @@ def train(
             "--valid-pair",
             metavar="LANGUAGES FILE FILE",
             help="Validation set of a multilingual model: languages and files.",
-            rich_help_panel=_DATA_PANEL,
+            rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     both_directions: Annotated[
@@ -82,89 +73,27 @@ def train(
         typer.Option(
             "--both-directions",
             help="Train in both directions of every --pair.",
-            rich_help_panel=_DATA_PANEL,
+            rich_help_panel=DATA_PANEL,
         ),
     ] = False,
-    train_files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--train",
-            metavar="FILE",
-            help="Examples of another task: JSONL, CSV, TSV, CoNLL or text. May be repeated.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    valid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Validation examples of another task; held out of --train by default.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    valid_src: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Validation set: source sentences.", rich_help_panel=_DATA_PANEL
-        ),
-    ] = None,
-    valid_tgt: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Validation set: target sentences.", rich_help_panel=_DATA_PANEL
-        ),
-    ] = None,
-    valid_pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Validation set: file with both sides.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    src_lang: Annotated[
-        str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA_PANEL)
-    ] = "",
-    tgt_lang: Annotated[
-        str,
-        typer.Option(
-            help="Target language, such as en; selects BLEU's tokenizer.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = "",
-    recipe: Annotated[
-        str,
-        typer.Option(
-            help="Recipe to start from; see `dragoman recipes`.",
-            rich_help_panel=_SETTINGS_PANEL,
-            autocompletion=complete_recipe_names,
-        ),
-    ] = "",
+    train_files: TrainFilesOption = None,
+    valid: ValidOption = None,
+    valid_src: ValidSrcOption = None,
+    valid_tgt: ValidTgtOption = None,
+    valid_pairs: ValidPairsOption = None,
+    src_lang: SrcLangOption = "",
+    tgt_lang: TgtLangOption = "",
+    recipe: RecipeOption = "",
     mini: Annotated[
         bool,
         typer.Option(
             "--mini",
             help="Scale the recipe down to a toy model on characters.",
-            rich_help_panel=_SETTINGS_PANEL,
+            rich_help_panel=SETTINGS_PANEL,
         ),
     ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file of settings, applied on top of the recipe.",
-            rich_help_panel=_SETTINGS_PANEL,
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Override one setting: model.width=256. May be repeated.",
-            rich_help_panel=_SETTINGS_PANEL,
-            autocompletion=complete_setting_paths,
-        ),
-    ] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
     init_from: Annotated[
         str,
         typer.Option(
@@ -172,15 +101,10 @@ def train(
             help="Fine-tune this model: keep its architecture and tokenizer, start from its "
             "weights.",
             metavar="MODEL",
-            rich_help_panel=_SETTINGS_PANEL,
+            rich_help_panel=SETTINGS_PANEL,
         ),
     ] = "",
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Device: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS_PANEL
-        ),
-    ] = "",
+    device: TrainDeviceOption = "",
     budget: Annotated[
         str,
         typer.Option(
@@ -213,25 +137,22 @@ def train(
     the corpus, the device and the time budget; another task has a default recipe.
     `dragoman settings` lists what --set and --config can change.
     """
-    named: dict[str, list[str] | str | None] = {
-        "data.src": src,
-        "data.tgt": tgt,
-        "data.pairs": pairs,
-        "data.valid_src": valid_src,
-        "data.valid_tgt": valid_tgt,
-        "data.valid_pairs": valid_pairs,
-        "data.train": train_files,
-        "data.valid": valid,
-        "data.src_lang": src_lang,
-        "data.tgt_lang": tgt_lang,
-        "train.device": device,
-        "train.init_from": init_from,
-    }
-    overrides = [
-        f"{path}={escape_json_controls(json.dumps(value, ensure_ascii=False))}"
-        for path, value in named.items()
-        if value
-    ]
+    overrides = format_overrides(
+        {
+            "data.src": src,
+            "data.tgt": tgt,
+            "data.pairs": pairs,
+            "data.valid_src": valid_src,
+            "data.valid_tgt": valid_tgt,
+            "data.valid_pairs": valid_pairs,
+            "data.train": train_files,
+            "data.valid": valid,
+            "data.src_lang": src_lang,
+            "data.tgt_lang": tgt_lang,
+            "train.device": device,
+            "train.init_from": init_from,
+        }
+    )
     given = {"--src": src, "--tgt": tgt, "--pairs": pairs, "--train": train_files}
     overrides += _pair_overrides(
         pair or [],
@@ -286,7 +207,7 @@ def _pair_overrides(
                 ]
             )
         directions += [str(parsed), *([str(parsed.reverse)] if both_directions else [])]
-    values: dict[str, list[str]] = {
+    values = {
         "data.src": pair[1::3],
         "data.tgt": pair[2::3],
         "data.languages": pair[::3],
@@ -295,14 +216,7 @@ def _pair_overrides(
         "data.valid_languages": valid_pair[::3],
         "data.directions": list(dict.fromkeys(directions)),
     }
-    return [
-        "text.language_tags=true",
-        *(
-            f"{path}={escape_json_controls(json.dumps(value, ensure_ascii=False))}"
-            for path, value in values.items()
-            if value
-        ),
-    ]
+    return ["text.language_tags=true", *format_overrides(values)]
 
 
 def _start_training(

@@ -21,6 +21,7 @@ from dragoman.cli.constraint_options import (
 )
 from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.cli.options import (
+    SAMPLING_PANEL,
     BatchSizeOption,
     BeamOption,
     DeviceOption,
@@ -30,8 +31,11 @@ from dragoman.cli.options import (
     LengthPenaltyOption,
     ModelsOption,
     PrecisionOption,
+    SampleSeedOption,
     ShortlistOption,
+    TemperatureOption,
     ToOption,
+    TopKOption,
 )
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
@@ -44,7 +48,6 @@ if TYPE_CHECKING:
     from dragoman.inference import Translation
 
 NOTES_SHOWN = 3
-_SAMPLING_PANEL = "Sampling"
 _MBR_PANEL = "Minimum Bayes risk decoding"
 _OPTIONAL_FIELDS = (  # left out if empty
     "constraints",
@@ -119,30 +122,18 @@ def translate(
         typer.Option(
             "--sample",
             help="Sample translations instead of searching.",
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = False,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            help="Softmax temperature; below 1 sharpens the distribution.",
-            rich_help_panel=_SAMPLING_PANEL,
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Sample from the k most probable tokens.", rich_help_panel=_SAMPLING_PANEL
-        ),
-    ] = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
     top_p: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             max=1.0,
             help="Nucleus sampling: the most probable tokens up to this total probability.",
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     epsilon: Annotated[
@@ -153,16 +144,10 @@ def translate(
             help="Epsilon sampling: never draw tokens less probable than this. Default: 0.02 with "
             "--mbr, else 0.",
             show_default=False,
-            rich_help_panel=_SAMPLING_PANEL,
+            rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Random seed.",
-            rich_help_panel=_SAMPLING_PANEL,
-        ),
-    ] = None,
+    seed: SampleSeedOption = None,
     mbr: Annotated[
         str | None,
         typer.Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -11,15 +10,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.durations import parse_duration
-from dragoman.cli.options import complete_recipe_names, complete_setting_paths
+from dragoman.cli.options import complete_setting_paths
 from dragoman.cli.output import print_result
 from dragoman.cli.train import check_corpus_files
-from dragoman.errors import ConfigError, StoppedError, escape_json_controls
+from dragoman.cli.training_options import (
+    ConfigOption,
+    PairsOption,
+    RecipeOption,
+    SetOption,
+    SrcLangOption,
+    SrcOption,
+    TaskOption,
+    TgtLangOption,
+    TgtOption,
+    TrainDeviceOption,
+    TrainFilesOption,
+    ValidOption,
+    ValidPairsOption,
+    ValidSrcOption,
+    ValidTgtOption,
+    format_overrides,
+)
+from dragoman.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
 
-_DATA_PANEL, _SETTINGS_PANEL, _SEARCH_PANEL = "Data", "Settings", "Search"
+_SEARCH_PANEL = "Search"
 
 
 def tune(
@@ -90,114 +107,21 @@ def tune(
             rich_help_panel=_SEARCH_PANEL,
         ),
     ] = False,
-    task: Annotated[
-        str,
-        typer.Option(
-            help="What the model does: translate, language, classify, tag, pairs or sets.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = "",
-    src: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Source sentences, one per line. May be repeated, with --tgt.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    tgt: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Target sentences, aligned with --src.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="TSV, CSV or JSONL file with both sides instead. May be repeated.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    train_files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--train",
-            metavar="FILE",
-            help="Examples of another task. May be repeated.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    valid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Validation examples of another task; held out of --train by default.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    valid_src: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Validation set: source sentences; held out of --src by default.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    valid_tgt: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Validation set: target sentences.", rich_help_panel=_DATA_PANEL
-        ),
-    ] = None,
-    valid_pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Validation set: file with both sides.",
-            rich_help_panel=_DATA_PANEL,
-        ),
-    ] = None,
-    src_lang: Annotated[
-        str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA_PANEL)
-    ] = "",
-    tgt_lang: Annotated[
-        str,
-        typer.Option(help="Target language, such as en.", rich_help_panel=_DATA_PANEL),
-    ] = "",
-    recipe: Annotated[
-        str,
-        typer.Option(
-            help="Recipe to start from; see `dragoman recipes`.",
-            rich_help_panel=_SETTINGS_PANEL,
-            autocompletion=complete_recipe_names,
-        ),
-    ] = "",
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file of settings, applied on top of the recipe.",
-            rich_help_panel=_SETTINGS_PANEL,
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Set one setting of all trials: train.steps=2000. May be repeated.",
-            rich_help_panel=_SETTINGS_PANEL,
-            autocompletion=complete_setting_paths,
-        ),
-    ] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Device: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS_PANEL
-        ),
-    ] = "",
+    task: TaskOption = "",
+    src: SrcOption = None,
+    tgt: TgtOption = None,
+    pairs: PairsOption = None,
+    train_files: TrainFilesOption = None,
+    valid: ValidOption = None,
+    valid_src: ValidSrcOption = None,
+    valid_tgt: ValidTgtOption = None,
+    valid_pairs: ValidPairsOption = None,
+    src_lang: SrcLangOption = "",
+    tgt_lang: TgtLangOption = "",
+    recipe: RecipeOption = "",
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    device: TrainDeviceOption = "",
 ) -> None:
     """Search for the settings of a training: sizes, rates, vocabulary, or any others.
 
@@ -206,24 +130,21 @@ def tune(
     best.yaml in --out, for `dragoman train --config`. The same command resumes a search that was
     stopped, or extends it with a larger --budget.
     """
-    named: dict[str, list[str] | str | None] = {
-        "data.src": src,
-        "data.tgt": tgt,
-        "data.pairs": pairs,
-        "data.valid_src": valid_src,
-        "data.valid_tgt": valid_tgt,
-        "data.valid_pairs": valid_pairs,
-        "data.train": train_files,
-        "data.valid": valid,
-        "data.src_lang": src_lang,
-        "data.tgt_lang": tgt_lang,
-        "train.device": device,
-    }
-    overrides = [
-        f"{path}={escape_json_controls(json.dumps(value, ensure_ascii=False))}"
-        for path, value in named.items()
-        if value
-    ]
+    overrides = format_overrides(
+        {
+            "data.src": src,
+            "data.tgt": tgt,
+            "data.pairs": pairs,
+            "data.valid_src": valid_src,
+            "data.valid_tgt": valid_tgt,
+            "data.valid_pairs": valid_pairs,
+            "data.train": train_files,
+            "data.valid": valid,
+            "data.src_lang": src_lang,
+            "data.tgt_lang": tgt_lang,
+            "train.device": device,
+        }
+    )
     overrides += set_ or []
     seconds = parse_duration(budget)
     trial_seconds = parse_duration(trial_budget) if trial_budget else 0.0
