@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from dragoman.attention.pooling import Pooled
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
-from dragoman.layers.rnn import last_bidirectional_states, last_state, mean_state
+from dragoman.layers.rnn import last_bidirectional_states, last_state
 from dragoman.ops import masked_softmax
+from dragoman.ops.pooling import max_pool, mean_pool
 
 
 class MeanPooling(nn.Module):
@@ -16,7 +17,7 @@ class MeanPooling(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Pool (B, S, D) with a mask (B, S) to (B, D)."""
-        return mean_state(x, mask)
+        return mean_pool(x, mask)
 
 
 class MaxPooling(nn.Module):
@@ -41,15 +42,6 @@ class LastBidirectionalPooling(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Pool (B, S, D) with a mask (B, S) to (B, D)."""
         return last_bidirectional_states(x, mask)
-
-
-def max_pool(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the maximum of each feature of (B, S, D) where the mask (B, S) is True: (B, D)."""
-    if mask is None:
-        return x.amax(dim=1)
-    lowest = torch.finfo(x.dtype).min
-    pooled = x.masked_fill(~mask.unsqueeze(2), lowest).amax(dim=1)
-    return pooled.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
 
 
 class LabelAttention(RecordableAttention):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
+from dragoman.ops.pooling import mean_pool
 from dragoman.ops.rnn import (
     gru_cell,
     last_real,
@@ -390,14 +391,6 @@ def last_state(values: Tensor, mask: Tensor | None) -> Tensor:
     return last_real(values, mask)
 
 
-def mean_state(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean state of the real positions (B, D)."""
-    if mask is None:
-        return values.mean(dim=1)
-    real = mask.unsqueeze(2).to(values.dtype)
-    return (values * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
-
-
 def last_backward_state(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the last backward state (B, D / 2): the second half of the first position."""
     return values[:, 0, values.size(-1) // 2 :]
@@ -469,7 +462,7 @@ class SlicedRNN(nn.Module):
 MEMORY_SUMMARIES: dict[str, MemorySummary] = {
     "first": first_state,
     "last": last_state,
-    "mean": mean_state,
+    "mean": mean_pool,
     "last_backward": last_backward_state,
     "last_bidirectional": last_bidirectional_states,
 }

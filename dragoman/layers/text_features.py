@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.layers.pooling import max_pool
+from dragoman.ops.pooling import max_pool
 
 PADDING = 0  # the id of <pad>, and of padding among n-grams
 

@@ -17,6 +17,7 @@ from dragoman.models.context import ForwardContext
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.stack import Stack
+from dragoman.ops.pooling import max_pool, mean_pool, sum_pool
 from dragoman.text.special_tokens import UNK
 
 EXACT_MATCH, STEM_MATCH, SECOND_SENTENCE = 1, 2, 4  # bits of a token's flags
@@ -39,31 +40,16 @@ class SentenceVectors(NamedTuple):
     second: Tensor  # (B, P)
 
 
-def pool_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over the real positions."""
-    return pool_sum(states, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-def pool_max(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the maximum over the real positions."""
-    return states.masked_fill(~mask.unsqueeze(2), torch.finfo(states.dtype).min).amax(dim=1)
-
-
-def pool_sum(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum over the real positions."""
-    return states.masked_fill(~mask.unsqueeze(2), 0.0).sum(dim=1)
-
-
-def pool_mean_max(states: Tensor, mask: Tensor) -> Tensor:
+def mean_max_pool(states: Tensor, mask: Tensor) -> Tensor:
     """Return mean and maximum, concatenated: Chen et al. (2017), equations 18 and 19."""
-    return torch.cat([pool_mean(states, mask), pool_max(states, mask)], dim=-1)
+    return torch.cat([mean_pool(states, mask), max_pool(states, mask)], dim=-1)
 
 
 POOLINGS: dict[str, Pooling] = {
-    "mean": pool_mean,
-    "max": pool_max,
-    "sum": pool_sum,
-    "mean_max": pool_mean_max,
+    "mean": mean_pool,
+    "max": max_pool,
+    "sum": sum_pool,
+    "mean_max": mean_max_pool,
 }
 
 

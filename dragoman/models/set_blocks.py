@@ -17,6 +17,7 @@ from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.models.block import Block, build_residual
 from dragoman.models.context import ForwardContext
+from dragoman.ops.pooling import max_pool, mean_pool, sum_pool
 from dragoman.registry import catalogue
 
 
@@ -167,12 +168,7 @@ class SetMeanPooling(ElementPooling):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Pool a set (B, N, D): (B, 1, D)."""
-        if context.mask is None:
-            return x.mean(dim=1, keepdim=True)
-        mask = context.mask.unsqueeze(2)
-        return x.masked_fill(~mask, 0.0).sum(dim=1, keepdim=True) / mask.sum(
-            dim=1, keepdim=True
-        ).clamp(min=1)
+        return mean_pool(x, context.mask).unsqueeze(1)
 
 
 class SetSumPooling(ElementPooling):
@@ -180,9 +176,7 @@ class SetSumPooling(ElementPooling):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Pool a set (B, N, D): (B, 1, D)."""
-        if context.mask is not None:
-            x = x.masked_fill(~context.mask.unsqueeze(2), 0.0)
-        return x.sum(dim=1, keepdim=True)
+        return sum_pool(x, context.mask).unsqueeze(1)
 
 
 class SetMaxPooling(ElementPooling):
@@ -190,9 +184,7 @@ class SetMaxPooling(ElementPooling):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Pool a set (B, N, D): (B, 1, D)."""
-        if context.mask is not None:
-            x = x.masked_fill(~context.mask.unsqueeze(2), torch.finfo(x.dtype).min)
-        return x.amax(dim=1, keepdim=True)
+        return max_pool(x, context.mask).unsqueeze(1)
 
 
 POOLINGS: dict[str, type[ElementPooling]] = {
