@@ -23,7 +23,7 @@ Words = tuple[int, ...]
 
 
 class TableState(NamedTuple):
-    """A source number a sentence and all tokens so far a row; a sentence has the same number of rows as the others."""
+    """A source number a sentence and all tokens so far a row; sentences have equally many rows."""
 
     sources: Tensor  # (N,)
     history: Tensor  # (N * F, T)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dragoman.bundle.golden import (
     GoldenInput,
     check_golden,
     has_discrete_attention,
+    largest_error,
     read_golden_cases,
 )
 from dragoman.bundle.reader import (
@@ -87,11 +88,29 @@ class Bundle:
         directions = parse_directions(self.config.data.directions)
         return directions[0].target if directions else None
 
+    @property
+    def golden_cases(self) -> Sequence[Mapping[str, Any]]:
+        """The golden vectors; raise BundleError for values that are not valid."""
+        sizes = len(self.tokenizers.src), len(self.tokenizers.tgt)
+        return read_golden_cases(self.golden, *sizes, str(self.path / layout.GOLDEN))
+
     def golden_inputs(self) -> list[str | GoldenInput]:
         """Return the inputs of the golden vectors, with their target languages."""
-        sizes = len(self.tokenizers.src), len(self.tokenizers.tgt)
-        cases = read_golden_cases(self.golden, *sizes, str(self.path / layout.GOLDEN))
-        return [GoldenInput(case["input"], case.get("target_language", "")) for case in cases]
+        return [
+            GoldenInput(case["input"], case.get("target_language", ""))
+            for case in self.golden_cases
+        ]
+
+    def golden_error(
+        self, score: Callable[[list[list[int]], list[list[int]]], list[list[float]]]
+    ) -> float:
+        """Return the largest error of the log-probabilities that an engine gives the golden pairs.
+
+        `score` takes the tokens of sources and targets.
+        """
+        cases = self.golden_cases
+        found = score([case["src"] for case in cases], [case["tgt"] for case in cases])
+        return largest_error(cases, found)
 
     @property
     def parameters(self) -> int:

@@ -6,7 +6,7 @@ same weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -133,6 +133,18 @@ def golden_log_probs(model: EncoderDecoder, cases: Sequence[Mapping[str, Any]]) 
         row[range(len(target)), target].double()
         for row, target in zip(log_probs, targets, strict=True)
     ]
+
+
+def largest_error(
+    cases: Sequence[Mapping[str, Any]], found: Iterable[Sequence[float] | Tensor]
+) -> float:
+    """Return the largest error of log-probabilities of the cases' tokens; NaN if one is NaN."""
+    errors = [torch.zeros(1, dtype=torch.float64)]
+    for case, row in zip(cases, found, strict=True):
+        values = torch.as_tensor(row, dtype=torch.float64)[: len(case["log_probs"])]
+        expected = torch.tensor(case["log_probs"], dtype=torch.float64)[: len(values)]
+        errors.append((values - expected).abs())
+    return float(torch.cat(errors).amax())
 
 
 def has_discrete_attention(model: EncoderDecoder) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import encode_golden, golden_log_probs, read_golden_cases
+from dragoman.bundle.golden import encode_golden, golden_log_probs, largest_error, read_golden_cases
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest
@@ -99,13 +97,10 @@ def check_golden_vectors(subject: ModelUnderTest) -> Measurement:
         if (tokens, tokenizers.tgt.decode(case["tgt"])) != (case["src"], case["output"]):
             note = f"other tokens or text for {case['input']!r:.40}"
             return Measurement(math.inf, log_prob_tolerance(subject), note)
-    errors = [
-        (log_probs - torch.tensor(case["log_probs"], dtype=torch.float64)).abs()
-        for case in cases  # one by one: padding has checks of its own
-        for log_probs in golden_log_probs(subject.model, [case])
-    ]
+    # One by one: padding has checks of its own.
+    found = [golden_log_probs(subject.model, [case])[0] for case in cases]
     return Measurement(
-        float(torch.cat(errors).amax()),
+        largest_error(cases, found),
         log_prob_tolerance(subject),
         f"{len(cases)} sentence{'' if len(cases) == 1 else 's'}",
     )

@@ -30,7 +30,6 @@ from dragoman.inference.engine_directory import (
     publish_engine,
     require_replaceable,
 )
-from dragoman.inference.engine_selection import golden_error
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.disk import require_disk_space, require_new_directory
 from dragoman.storage.tensor_files import dequantize_tensors, quantize_tensors
@@ -101,7 +100,7 @@ def export_ctranslate2(
             workers=torch.get_num_threads(),
         )
         facts["golden_error"] = require_close_log_probs(
-            golden_error(engine.log_probs, bundle), exact=quantization == "float32"
+            bundle.golden_error(engine.log_probs), exact=quantization == "float32"
         )
         parity = compare_engine(bundle, engine, texts or golden_texts(bundle), references)
         if quantization == "float32":

@@ -41,7 +41,7 @@ from dragoman.inference.translation import (
     replace_control_chars,
 )
 from dragoman.inference.translation_options import TranslationOptions
-from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
+from dragoman.runtime.memory import BatchHalving, is_out_of_memory
 from dragoman.text.special_tokens import EOS, UNK
 from dragoman.text.tokenizer import Tokenizers, normalize
 
@@ -76,7 +76,7 @@ class BatchTranslator:
         self._logged = set[str]()
         self._log_lock, self._fallback_lock = threading.Lock(), threading.Lock()
         self._cpu_translator: BatchTranslator | None = None
-        self._max_batch_tokens = sys.maxsize  # padded source tokens known to fit in memory
+        self._halving = BatchHalving()
         # One of the learned positions is for EOS.
         configs = native.configs if isinstance(native, EnsembleEngine) else (config,)
         self._max_positions = min(
@@ -99,33 +99,30 @@ class BatchTranslator:
         text_only: bool = False,
     ) -> list[Translation]:
         """Translate a batch; if it does not fit in memory, in halves or finally on the CPU."""
-        count, max_batch_tokens = len(segments), self._max_batch_tokens
-        if count == 1 or _padded_tokens(segments) <= max_batch_tokens:
-            try:
-                return self._search_batch(segments, options, strategy, text_only=text_only)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or (count == 1 and self.native.device.type == "cpu"):
-                    raise
-            release_memory()
-            if count == 1:
-                self._log_once(
-                    "out of memory for a single sentence: sentences that do not fit are translated "
-                    "on the CPU, and the result is the same"
-                )
-                return self._cpu_fallback.translate_batch(
-                    segments, options, strategy, text_only=text_only
-                )
-            self._max_batch_tokens = int(RETRY_FRACTION * _padded_tokens(segments))
+
+        def search_on_cpu(segments: Sequence[Segment]) -> list[Translation]:
+            self._log_once(
+                "out of memory for a single sentence: sentences that do not fit are translated "
+                "on the CPU, and the result is the same"
+            )
+            return self._cpu_fallback.translate_batch(
+                segments, options, strategy, text_only=text_only
+            )
+
+        def log_halving(count: int) -> None:
             self._log_once(
                 "out of memory with a batch of %d sentences: batches that do not fit are "
                 "translated in halves, and the result is the same",
                 count,
             )
-        return [
-            translation
-            for half in (segments[: count // 2], segments[count // 2 :])
-            for translation in self.translate_batch(half, options, strategy, text_only=text_only)
-        ]
+
+        return self._halving.run(
+            segments,
+            lambda part: self._search_batch(part, options, strategy, text_only=text_only),
+            padded_tokens=_padded_tokens,
+            fallback=None if self.native.device.type == "cpu" else search_on_cpu,
+            on_halving=log_halving,
+        )
 
     def select_engine(
         self, strategy: SearchStrategy, longest: int = 0, *, constrained: bool = False

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.bundle import format as layout
-from dragoman.bundle.golden import read_golden_cases
 from dragoman.config.engine_options import check_engine, check_precision
 from dragoman.data.corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
@@ -35,7 +33,6 @@ from dragoman.storage import manifest
 
 logger = logging.getLogger(__name__)
 
-TokenRows = Sequence[Sequence[int]]
 
 CTRANSLATE2 = "ctranslate2"
 # Golden log-probabilities may differ by this factor of the error at export, at least MIN_DRIFT:
@@ -195,7 +192,7 @@ def _load_engine(bundle: Bundle, name: str, *, allow_beam: bool) -> Engine:
             workers=workers,
             allow_beam=allow_beam,
         )
-        found = golden_error(engine.log_probs, bundle)
+        found = bundle.golden_error(engine.log_probs)
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as problem:
         raise BundleError(
             f"{folder} must be one that ctranslate2 can read",
@@ -210,25 +207,6 @@ def _load_engine(bundle: Bundle, name: str, *, allow_beam: bool) -> Engine:
             fix="export it again",
         )
     return engine
-
-
-def golden_error(
-    score: Callable[[TokenRows, TokenRows], list[list[float]]], bundle: Bundle
-) -> float:
-    """Return the largest error of an engine's log-probabilities of the golden translations."""
-    cases = read_golden_cases(
-        bundle.golden,
-        len(bundle.tokenizers.src),
-        len(bundle.tokenizers.tgt),
-        str(bundle.path / layout.GOLDEN),
-    )
-    found = score([case["src"] for case in cases], [case["tgt"] for case in cases])
-    differences = [
-        abs(there - here)
-        for case, row in zip(cases, found, strict=True)
-        for there, here in zip(case["log_probs"], row, strict=False)
-    ]
-    return max(differences, default=0.0)
 
 
 def resolve_precision(precision: str | None, device: torch.device) -> str | None:

@@ -15,7 +15,7 @@ from dragoman.config.directions import Direction
 from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError, DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.runtime.memory import is_out_of_memory, release_memory
+from dragoman.runtime.memory import BatchHalving
 from dragoman.text.special_tokens import BOS, EOS, UNK
 from dragoman.text.tokenizer import Tokenizers
 
@@ -75,13 +75,17 @@ def score_pairs(
     scorable = [number for number, pair in enumerate(pairs) if pair.scored]
     lengths = [len(pairs[number].src) + len(pairs[number].tgt) + 2 for number in scorable]
     found: dict[int, list[float]] = {}
+    halving = BatchHalving()
     for group in group_by_length(
         lengths, batch_tokens=config.decode.batch_tokens, max_rows=batch_size
     ):
         numbers = [scorable[index] for index in group]
-        found |= dict(
-            zip(numbers, _score_batch(model, [pairs[number] for number in numbers]), strict=True)
+        scores = halving.run(
+            [pairs[number] for number in numbers],
+            lambda part: _target_log_probs(model, part),
+            padded_tokens=_padded_tokens,
         )
+        found |= dict(zip(numbers, scores, strict=True))
     return [
         _build_pair_score(tokenizers, pair, found.get(number)) for number, pair in enumerate(pairs)
     ]
@@ -132,16 +136,11 @@ def _pair_notes(src: list[int], tgt: list[int], *, longest: int, trained: int) -
         yield f"{unknown:,} of its target tokens {verb} unknown to the model"
 
 
-def _score_batch(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[list[float]]:
-    """Score a batch; one that does not fit in memory is halved."""
-    try:
-        return _target_log_probs(model, pairs)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or len(pairs) == 1:
-            raise
-    release_memory()
-    half = len(pairs) // 2
-    return [*_score_batch(model, pairs[:half]), *_score_batch(model, pairs[half:])]
+def _padded_tokens(pairs: Sequence[_EncodedPair]) -> int:
+    """Return the padded size of a batch, both sides and their ends included."""
+    return len(pairs) * (
+        max(len(pair.src) for pair in pairs) + max(len(pair.tgt) for pair in pairs) + 2
+    )
 
 
 @torch.inference_mode()

@@ -10,7 +10,6 @@ import abc
 import inspect
 import itertools
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -27,7 +26,7 @@ from dragoman.errors import ConfigError
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
 from dragoman.inference.translation import check_text_iterable
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
-from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
+from dragoman.runtime.memory import BatchHalving
 from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     def __init__(self, model: nn.Module, task: TrainingTask) -> None:
         self.model, self.task, self.config = model.eval(), task, task.config
-        self._max_batch_tokens = sys.maxsize  # padded tokens known to fit in memory
+        self._halving = BatchHalving()
         self._cpu_model: nn.Module | None = None
         self._logged = set[str]()
 
@@ -267,33 +266,33 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     def _run_batch(self, batch: Sequence[EncodedT], longest: int) -> list[PredictionT]:
         """Run a batch; if it does not fit in memory, in halves or finally on the CPU."""
-        count = len(batch)
-        if count == 1 or count * longest <= self._max_batch_tokens:
-            try:
-                with torch.inference_mode():
-                    return self.predict_batch(self.model, batch, self.device)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or (count == 1 and self.device.type == "cpu"):
-                    raise
-            release_memory()
-            if count == 1:
-                self._warn_once(
-                    "out of memory for a single input: inputs that do not fit are predicted on the "
-                    "CPU, and the result is the same"
-                )
-                with torch.inference_mode():
-                    return self.predict_batch(self._cpu_copy(), batch, CPU)
-            self._max_batch_tokens = int(RETRY_FRACTION * count * longest)
+
+        @torch.inference_mode()
+        def run(part: Sequence[EncodedT]) -> list[PredictionT]:
+            return self.predict_batch(self.model, part, self.device)
+
+        @torch.inference_mode()
+        def run_on_cpu(part: Sequence[EncodedT]) -> list[PredictionT]:
+            self._warn_once(
+                "out of memory for a single input: inputs that do not fit are predicted on the "
+                "CPU, and the result is the same"
+            )
+            return self.predict_batch(self._cpu_copy(), part, CPU)
+
+        def log_halving(count: int) -> None:
             self._warn_once(
                 "out of memory with a batch of %d inputs: batches that do not fit are predicted "
                 "in halves, and the result is the same",
                 count,
             )
-        return [
-            prediction
-            for half in (batch[: count // 2], batch[count // 2 :])
-            for prediction in self._run_batch(half, longest)
-        ]
+
+        return self._halving.run(
+            batch,
+            run,
+            padded_tokens=lambda part: len(part) * longest,
+            fallback=None if self.device.type == "cpu" else run_on_cpu,
+            on_halving=log_halving,
+        )
 
     def _cpu_copy(self) -> nn.Module:
         """Return the same model on the CPU, for inputs that do not fit in GPU memory."""

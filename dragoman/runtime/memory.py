@@ -1,9 +1,14 @@
-"""Memory: recognizing out-of-memory errors and releasing cached memory."""
+"""Out-of-memory errors: recognizing them, releasing memory, and running batches in halves."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+RowT = TypeVar("RowT")
+ResultT = TypeVar("ResultT")
 
 # After an out-of-memory error the token limit is this fraction of what failed: below 1, so that the
 # next batch is split before it fails, and above 1/2, so that the halves are not split again.
@@ -25,3 +30,48 @@ def release_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+class BatchHalving:
+    """Runs batches; one that does not fit in memory is run in halves.
+
+    Later batches of more padded tokens than what is known to fit are split before they fail.
+    """
+
+    def __init__(self) -> None:
+        self.max_tokens = sys.maxsize  # padded tokens of a batch
+
+    def run(
+        self,
+        batch: Sequence[RowT],
+        run: Callable[[Sequence[RowT]], list[ResultT]],
+        *,
+        padded_tokens: Callable[[Sequence[RowT]], int],
+        fallback: Callable[[Sequence[RowT]], list[ResultT]] | None = None,
+        on_halving: Callable[[int], None] | None = None,
+    ) -> list[ResultT]:
+        """Return the results of all rows, in order.
+
+        A single row that does not fit is run by `fallback`, or raises without one. `on_halving` is
+        called with the number of rows of a batch that failed.
+        """
+        count = len(batch)
+        if count == 1 or padded_tokens(batch) <= self.max_tokens:
+            try:
+                return run(batch)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or (count == 1 and fallback is None):
+                    raise
+            release_memory()
+            if count == 1 and fallback is not None:
+                return fallback(batch)
+            self.max_tokens = int(RETRY_FRACTION * padded_tokens(batch))
+            if on_halving is not None:
+                on_halving(count)
+        return [
+            result
+            for half in (batch[: count // 2], batch[count // 2 :])
+            for result in self.run(
+                half, run, padded_tokens=padded_tokens, fallback=fallback, on_halving=on_halving
+            )
+        ]

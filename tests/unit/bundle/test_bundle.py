@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -382,6 +383,18 @@ def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Pa
         match=r"golden\.json, case 1 \('ein mann'\): token 1 must have log-probability .*; found -",
     ):
         check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+
+
+def test_the_golden_error_is_the_largest_and_nan_where_one_is(tmp_path: Path) -> None:
+    write(tmp_path, golden=["ein mann", "zwei frauen"])
+    bundle = Bundle.load(tmp_path)
+    rows = [list(case["log_probs"]) for case in bundle.golden_cases]
+    assert bundle.golden_error(lambda src, tgt: rows) == 0.0
+    rows[0][0] += 0.25
+    rows[1][1] -= 0.5
+    assert bundle.golden_error(lambda src, tgt: rows) == pytest.approx(0.5)
+    rows[1][0] = math.nan
+    assert math.isnan(bundle.golden_error(lambda src, tgt: rows))
 
 
 def test_models_that_choose_are_compared_where_their_vectors_were_made(

@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -43,6 +42,7 @@ from dragoman.decoding.search import SearchStrategy, search
 from dragoman.errors import ConfigError
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.text.tokenizer import Tokenizer
+from tests.search_kit import TableState
 
 SPECIAL: list[str | bytes | None] = [None] * 4
 CHARACTERS = OutputVocabulary([*SPECIAL, " ", *"abcd，"])
@@ -141,31 +141,6 @@ def test_the_allowed_outputs_are_those_that_fulfil_every_predicate(
             assert len(found) == len(set(found))
             assert set(found) == expected, (source, constraints)
     assert 0.3 * trials < possible < trials, "the trials must hold both cases"
-
-
-class TableState(NamedTuple):
-    """A source number a sentence and all tokens so far a row."""
-
-    sources: Tensor  # (N,)
-    history: Tensor  # (N * F, T)
-
-    @property
-    def device(self) -> torch.device:
-        return self.sources.device
-
-    @property
-    def fan(self) -> int:
-        return len(self.history) // len(self.sources)
-
-    def select(self, rows: Tensor) -> TableState:
-        return TableState(self.sources[rows // self.fan], self.history[rows])
-
-    def reorder(self, rows: Tensor) -> TableState:
-        return TableState(self.sources, self.history[rows])
-
-    def keep(self, sentences: Tensor) -> TableState:
-        rows = (sentences[:, None] * self.fan + torch.arange(self.fan)).flatten()
-        return TableState(self.sources[sentences], self.history[rows])
 
 
 @dataclass

@@ -473,7 +473,7 @@ def test_a_killed_export_is_swept_away_by_the_next(bundle: Path) -> None:
 def test_an_export_that_computes_something_else_is_not_kept(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "golden_error", lambda *_: 0.25)
+    monkeypatch.setattr(Bundle, "golden_error", lambda *_: 0.25)
     with pytest.raises(CorruptError, match=r"found 0\.2500 off"):
         export_ctranslate2(bundle, quantization="float32")
     assert list_engine_names(bundle) == []
