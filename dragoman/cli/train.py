@@ -104,6 +104,15 @@ def train(
             rich_help_panel=SETTINGS_PANEL,
         ),
     ] = "",
+    extend_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            "--extend-vocabulary",
+            help="With --init-from: add up to N tokens, learnt from the corpus, to its vocabulary.",
+            metavar="N",
+            rich_help_panel=SETTINGS_PANEL,
+        ),
+    ] = None,
     device: TrainDeviceOption = "",
     budget: Annotated[
         str,
@@ -160,6 +169,8 @@ def train(
         both_directions=both_directions,
         others=[name for name, value in given.items() if value],
     )
+    if extend_vocabulary is not None:
+        overrides.append(f"train.extend_vocabulary={extend_vocabulary}")
     if budget:
         overrides.append(f"train.time_budget={parse_duration(budget)}")
     overrides += set_ or []

@@ -146,6 +146,12 @@ class TrainConfig:
         "",
         "Model directory to fine-tune: its architecture, tokenizer and weights.",
     )
+    extend_vocabulary: int = setting(
+        0,
+        "Most tokens added to each vocabulary of the model to fine-tune, learnt from the corpus.",
+        at_least=0,
+        at_most=1_000_000,
+    )
     time_budget: float = setting(
         0.0, "Time budget of the whole run in seconds; 0 for no limit.", at_least=0.0
     )
@@ -158,6 +164,12 @@ class TrainConfig:
         """Yield inconsistencies between fields."""
         if problem := device_problem(self.device):
             yield problem
+        if self.extend_vocabulary and not self.init_from:
+            yield (
+                "train.extend_vocabulary adds tokens to a model that is fine-tuned; found "
+                f"{self.extend_vocabulary} without a model; add --init-from MODEL, or set "
+                "text.vocab_size"
+            )
         if self.average_checkpoints > self.keep_checkpoints:
             found = (
                 f"train.average_checkpoints={self.average_checkpoints} and "

@@ -39,6 +39,7 @@ _SHARED_SETTINGS = frozenset(
     f"train.{name}"
     for name in (
         "seed", "device", "threads", "time_budget", "init_from", "best_metric", "target_exact",
+        "extend_vocabulary",
         "validate_every", "validate_sentences", "checkpoint_every", "keep_checkpoints",
         "tensorboard", "deterministic", "final_checkpoint",
     )

@@ -37,6 +37,7 @@ from dragoman.storage.disk import os_errors_converted
 from dragoman.storage.manifest import canonical_json
 from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
+from dragoman.text.vocabulary_extension import extend_tokenizers
 from dragoman.training.progress import Progress
 
 TOKENIZER_PART = "text"  # DataFile.part of the tokenizer's files
@@ -111,7 +112,7 @@ def prepare_data(
 
     A resumed run passes the files that it started with as `initial_files`: it keeps its tokenizers,
     and none of its files may have changed. Fine-tuning passes the tokenizers of the pretrained
-    model as `given`.
+    model as `given`, which `train.extend_vocabulary` extends.
     """
     corpora = open_corpora(config.data)
     cache = _writable_cache(config.data, text_folder.parent, progress)
@@ -134,6 +135,9 @@ def prepare_data(
         tokenizers = given or _load_or_train_tokenizers(
             corpora.train, config, cache, progress, digests["train"]
         )
+        if given is not None and config.train.extend_vocabulary:
+            tokenizers = _extend_tokenizers(given, corpora.train, config, progress)
+            check_files_unchanged(corpora.train, digests["train"])
         _replace_tokenizers(tokenizers, text_folder)
     for direction in parse_directions(config.data.directions):
         tokenizers.src.tagged(direction.target)  # raises if a pretrained model has no such tag
@@ -357,6 +361,28 @@ def _load_or_train_tokenizers(
     check_files_unchanged(corpus, digests)
     _save_atomically(tokenizers, folder)
     return tokenizers
+
+
+def _extend_tokenizers(
+    given: Tokenizers, corpus: Corpus, config: Config, progress: Progress
+) -> Tokenizers:
+    """Return the tokenizers of the pretrained model with more tokens for the corpus."""
+    with progress.phase("extending the vocabulary"):
+        extended = extend_tokenizers(
+            given,
+            corpus.src_texts(),
+            corpus.tgt_texts(),
+            config.train.extend_vocabulary,
+            config.text,
+        )
+    for name, before, after in zip(("source", "target"), given, extended, strict=True):
+        progress.note(
+            f"{'' if given.shared_vocab else name + ' '}vocabulary: {len(after) - len(before):,} "
+            f"tokens added to {len(before):,}"
+        )
+        if given.shared_vocab:
+            break
+    return extended
 
 
 def _replace_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:

@@ -130,8 +130,10 @@ def build_model_card(
     machine: str,
 ) -> Card:
     """Return the contents of the model card."""
+    added = config.train.extend_vocabulary
     training = {
         **({"fine-tuned from": config.train.init_from} if config.train.init_from else {}),
+        **({"tokens added": f"{added:,}, learnt from the corpus"} if added else {}),
         "steps": f"{result.step:,}",
         "weights": chosen,
         "time": f"{format_duration(seconds)} on {machine}",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dragoman.bundle import format as layout
@@ -17,7 +18,10 @@ from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.atomic import sync_directory, temporary_name, write_file
 from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.tensor_files import read_header
+from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers
+from dragoman.text.vocabulary_extension import original_tokenizers, segment_added_tokens
 
 FINETUNE_EPOCHS = 10  # without train.steps and a time budget
 LEARNING_RATE_TIMES_WIDTH = 0.05  # a tenth of that for a new model (auto_config.py)
@@ -91,8 +95,16 @@ def finetune_config(path: str | Path) -> Config:
 
 
 def require_same_model(config: Config, origin: PretrainedModel) -> None:
-    """Raise ConfigError if architecture or tokenizer settings differ from the model's."""
+    """Raise ConfigError if architecture or tokenizer settings differ from the model's.
+
+    Raise it also where its vocabulary is to be extended and cannot be.
+    """
     problems = []
+    if config.train.extend_vocabulary and isinstance(origin.tokenizers.src, ImportedTokenizer):
+        problems.append(
+            "train.extend_vocabulary needs a tokenizer trained by Dragoman; found an imported one "
+            f"in {origin.name}; leave it out"
+        )
     requested, pretrained = to_dict(config), to_dict(origin.config)
     for section, free in (
         ("model", REGULARIZATION_SETTINGS),
@@ -109,6 +121,14 @@ def require_same_model(config: Config, origin: PretrainedModel) -> None:
         raise ConfigError(problems)
 
 
+def record_extension(config: Config, original: Tokenizers, extended: Tokenizers) -> Config:
+    """Return the configuration with the number of tokens that were added, and the new size."""
+    added = max(len(new) - len(old) for new, old in zip(extended, original, strict=True))
+    return config.replace(
+        train={"extend_vocabulary": added}, text={"vocab_size": max(map(len, extended))}
+    )
+
+
 def copy_init_weights(origin: PretrainedModel, training: Path) -> Path:
     """Copy the initial weights into the run directory, durably, and return their path."""
     copy = training / INIT_WEIGHTS_FILE
@@ -122,11 +142,49 @@ def copy_init_weights(origin: PretrainedModel, training: Path) -> Path:
 
 
 def load_init_weights(path: Path, config: Config, tokenizers: Tokenizers) -> Mapping[str, Tensor]:
-    """Read the initial weights of a fine-tuning run."""
+    """Read the initial weights of a fine-tuning run.
+
+    Tokens that were added to the vocabulary have rows of their own, see `extend_weights`.
+    """
     if not path.exists():
         raise CorruptError(
             f"{path} must hold the run's initial weights",
             found="no such file",
             fix="restore it, or train in another --out",
         )
-    return read_weights(path, config, tokenizers)
+    if not config.train.extend_vocabulary:
+        return read_weights(path, config, tokenizers)
+    header = read_header(path)
+    shared = header.get("embeddings.shared.weight")
+    tables = [header.get(f"embeddings.{side}.weight", shared) for side in ("src", "tgt")]
+    sizes = [table.shape[0] for table in tables if table is not None and table.shape]
+    if len(sizes) < 2:
+        return read_weights(path, config, tokenizers)  # raises: there is no embedding
+    original = original_tokenizers(tokenizers, *sizes)
+    return extend_weights(read_weights(path, config, original), tokenizers, original)
+
+
+def extend_weights(
+    weights: Mapping[str, Tensor], extended: Tokenizers, original: Tokenizers
+) -> dict[str, Tensor]:
+    """Return weights with rows for added tokens: the means of what they were segmented into.
+
+    Rows of embeddings, of the output projection and of its bias.
+    """
+    parts = {
+        side: segment_added_tokens(new, old)
+        for side, new, old in zip(("src", "tgt"), extended, original, strict=True)
+    }
+    sides = {
+        "embeddings.src.weight": "src",
+        "embeddings.tgt.weight": "tgt",
+        "embeddings.shared.weight": "tgt",
+        "output.weight": "tgt",
+        "output.bias": "tgt",
+    }
+    result = dict(weights)
+    for name, side in sides.items():
+        if name in weights and parts[side]:
+            rows = [weights[name][ids].mean(dim=0) for ids in parts[side]]
+            result[name] = torch.cat([weights[name], torch.stack(rows)])
+    return result

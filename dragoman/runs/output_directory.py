@@ -34,6 +34,9 @@ from dragoman.storage.lock import DirectoryLock
 
 TRAINING_DIRECTORY = "training"
 
+# Resolved at the start of a run: to a name with a digest, and to the number of tokens found.
+RESOLVED_SETTINGS = {"train.init_from", "train.extend_vocabulary"}
+
 # Settings that a resumed run may change.
 CHANGEABLE_SETTINGS = {
     "train": {
@@ -247,9 +250,8 @@ class OutputDirectory:
                 continue
             for name, value in values.items():
                 path = f"{section}.{name}"
-                # train.init_from is resolved to a name with a digest.
                 is_same = value == before[section][name] and (
-                    path not in explicit_settings or path == "train.init_from"
+                    path not in explicit_settings or path in RESOLVED_SETTINGS
                 )
                 if is_same or value == has[section][name]:
                     continue

@@ -42,6 +42,7 @@ from dragoman.runs.finetune import (
     PretrainedModel,
     copy_init_weights,
     open_pretrained,
+    record_extension,
     require_same_model,
 )
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
@@ -460,13 +461,16 @@ class TrainingRun:
             )
         try:
             given = self._pretrained.tokenizers if self._pretrained is not None else None
-            return prepare_data(
+            prepared = prepare_data(
                 self.config,
                 self.output_dir.tokenizer_dir,
                 self.progress,
                 initial_files=initial_files,
                 given=given,
             )
+            if given is not None and self.config.train.extend_vocabulary:
+                self.config = record_extension(self.config, given, prepared.tokenizers)
+            return prepared
         except VocabularyError as error:
             if not self._vocab_size_is_default:
                 raise

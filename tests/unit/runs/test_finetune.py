@@ -317,3 +317,140 @@ def test_workers_cut_text_as_an_imported_tokenizer_does(imported: Path) -> None:
     assert tgt.ids.tolist() == [
         each for row in tokenizers.tgt.encode_batch(block.tgt) for each in row
     ]
+
+
+# Vocabulary extension
+
+
+@pytest.fixture
+def greek(corpus: Path) -> Path:
+    """Write a corpus of old words and Greek ones, translated by turning them round."""
+    words = (corpus / "a.src").read_text().splitlines()[:60]
+    words += ["καλη", "μερα", "λαμα", "κλαμε"] * 15
+    for side, step in (("src", 1), ("tgt", -1)):
+        text = "".join(word[::step] + "\n" for word in words)
+        (corpus / f"greek.{side}").write_text(text)
+    return corpus
+
+
+@pytest.fixture
+def bpe_model(corpus: Path) -> Path:
+    """Write a model with BPE, two vocabularies, an untied output projection and its bias."""
+    own = ["text.tokenizer=bpe", "text.shared_vocab=false", "model.tie_embeddings=none"]
+    config = read_config(recipe="tiny", overrides=[*SETTINGS, *own, "model.output_bias=true"])
+    src, tgt = ((corpus / f"a.{side}").read_text().splitlines() for side in ("src", "tgt"))
+    tokenizers = train_tokenizers(src, tgt, config.text)
+    torch.manual_seed(5)
+    built = build_model(config.model, src_vocab_size=40, tgt_vocab_size=40)
+    with torch.no_grad():
+        built.output.bias.normal_()
+    write_bundle(
+        corpus / "bpe",
+        config=config,
+        tokenizers=tokenizers,
+        weights=built.state_dict(),
+        golden=["abc"],
+    )
+    return corpus / "bpe"
+
+
+def extend(corpus: Path, model: Path, name: str, *more: str) -> Path:
+    files = [f"data.{side}={corpus / f'greek.{side}'}" for side in ("src", "tgt")]
+    chosen = settings(corpus, model, *files, "train.extend_vocabulary=15", *more)
+    return train(chosen, corpus / name)
+
+
+@pytest.mark.parametrize("kind", ["model", "bpe_model"])
+def test_an_extended_model_reads_old_text_as_before(
+    greek: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Without a training step: ids, rows and logits of old tokens are those of before."""
+    path = request.getfixturevalue(kind)
+    still = ("train.steps=1", "train.learning_rate=0", "train.ema_decay=0")
+    before, after = Bundle.load(path), Bundle.load(extend(greek, path, "new", *still))
+    texts = ["abc", "hgfe", "dabba"]
+    for old, new in zip(before.tokenizers, after.tokenizers, strict=True):
+        assert new.tokens(range(len(old))) == old.tokens(range(len(old)))
+        assert 3 in old.encode("καλη")
+        assert 3 not in new.encode("καλη")
+        added = new.tokens(range(len(old), len(new)))
+        assert all(len(token) == 1 for token in added) == (kind == "model")  # characters, or words
+    for text in texts:
+        rows = [
+            (bundle.tokenizers.src.encode(text), bundle.tokenizers.tgt.encode(text[::-1]))
+            for bundle in (before, after)
+        ]
+        assert kind == "bpe_model" or rows[0] == rows[1]
+        src, tgt = (torch.tensor([[*ids, 2]]) for ids in rows[0])
+        with torch.no_grad():
+            expected, found = before.model(src, tgt), after.model(src, tgt)
+        assert found.size(2) > expected.size(2)
+        torch.testing.assert_close(found[..., : expected.size(2)], expected)
+    config = OutputDirectory(greek / "new").config()
+    pairs = zip(before.tokenizers, after.tokenizers, strict=True)
+    sizes = [len(new) - len(old) for old, new in pairs]
+    assert config.train.extend_vocabulary == max(sizes)
+    assert config.text.vocab_size == max(map(len, after.tokenizers))
+    assert f"| tokens added | {max(sizes)}, learnt from" in (greek / "new" / "card.md").read_text()
+
+
+def test_rows_of_added_tokens_are_the_means_of_their_parts(greek: Path, bpe_model: Path) -> None:
+    still = ("train.steps=1", "train.learning_rate=0", "train.ema_decay=0")
+    out = extend(greek, bpe_model, "new", *still)
+    before, after = weights(bpe_model), weights(out)
+    bundles = Bundle.load(bpe_model), Bundle.load(out)
+    for side, names in (
+        ("src", ["embeddings.src.weight"]),
+        ("tgt", ["embeddings.tgt.weight", "output.weight", "output.bias"]),
+    ):
+        old, new = (getattr(bundle.tokenizers, side) for bundle in bundles)
+        for number, token in enumerate(new.tokens(range(len(old), len(new))), len(old)):
+            if not token.startswith("▁"):
+                continue  # a text begins with a space
+            parts = old.encode(token[1:]) or [3]
+            for name in names:
+                expected = before[name][parts].mean(dim=0)
+                torch.testing.assert_close(after[name][number], expected)
+
+
+def test_an_extended_run_resumes_and_is_fine_tuned_again(
+    greek: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ("train.steps=4", "train.checkpoint_every=2")
+    whole = extend(greek, model, "whole", *steps)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dragoman.training.trainer.Trainer.fit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            extend(greek, model, "parts", *steps)
+    shutil.move(model, greek / "elsewhere")
+    parts = train(None, greek / "parts", resume=True)
+    assert (parts / "weights.safetensors").read_bytes() == (
+        whole / "weights.safetensors"
+    ).read_bytes()
+    # The same command again, though fewer tokens were found than it allows.
+    same = ["--src", str(greek / "greek.src"), "--tgt", str(greek / "greek.tgt")]
+    same += [f"--set={each}" for each in (*QUICK, *steps)]
+    same += ["--init-from", str(model), "--extend-vocabulary", "15", "--out", str(parts)]
+    assert main(["train", *same]) == 0, capsys.readouterr().err
+    again = train(settings(greek, whole, "train.steps=1"), greek / "again")
+    assert len(Bundle.load(again).tokenizers.src) == len(Bundle.load(whole).tokenizers.src)
+    assert OutputDirectory(again).config().train.extend_vocabulary == 0
+    assert Translator.load(again, device="cpu").translate(["καλη"])
+
+
+def test_what_cannot_be_extended_is_refused(
+    corpus: Path, imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"found an imported one in opus@\w+; leave it out"):
+        train(settings(corpus, imported, "train.extend_vocabulary=5"), corpus / "new")
+    assert not (corpus / "new").exists()
+    files = ["--src", str(corpus / "a.src"), "--tgt", str(corpus / "a.tgt")]
+    assert main(["train", *files, "--out", str(corpus / "new"), "--extend-vocabulary", "9"]) == 2
+    assert "found 9 without a model; add --init-from MODEL" in capsys.readouterr().err
+    other = ["--task", "classify", "--train", str(corpus / "a.src"), "--init-from", "a"]
+    assert main(["train", *other, "--out", str(corpus / "new"), "--extend-vocabulary", "9"]) == 2
+    assert "fine-tunes a translation model; found task classify" in capsys.readouterr().err
