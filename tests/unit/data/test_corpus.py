@@ -456,3 +456,11 @@ def test_a_warning_names_the_columns_used_of_many_unnamed(tmp_path, caplog):
             ("1", "Guten Tag")
         ]
     assert "pairs.tsv has 4 columns without names" in caplog.text
+
+
+def test_nothing_is_read_of_empty_files(tmp_path: Path) -> None:
+    for side in ("de", "en"):
+        (tmp_path / f"x.{side}").write_bytes(b"")
+    corpus = ParallelFiles(tmp_path / "x.de", tmp_path / "x.en")
+    assert list(corpus.pairs()) == []
+    assert corpus.fraction_read() == 0.0

@@ -358,3 +358,11 @@ def test_gzip_without_a_checksum_error_is_checked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="incorrect data check"):
         texts(written(tmp_path / "x.gz", bytes(data)))
     assert zlib.crc32(b"hello\n")
+
+
+def test_eight_bytes_are_enough_to_detect_utf16() -> None:
+    for encoding, name in (("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")):
+        assert detect_utf16("text".encode(encoding)) == name
+        assert detect_utf16("tex".encode(encoding)) == ""
+        assert detect_utf16("te\u4e2dt".encode(encoding)) == name  # two thirds are zero
+        assert detect_utf16("t\u4e2d\u4e2dt".encode(encoding)) == ""

@@ -6,7 +6,12 @@ import pytest
 
 from dragoman.config import Config, read_config
 from dragoman.errors import ConfigError
-from dragoman.lab.search_space import SearchParameter, apply_values, parse_search
+from dragoman.lab.search_space import (
+    SearchParameter,
+    apply_values,
+    current_value,
+    parse_search,
+)
 
 BASE = read_config(recipe="small")
 
@@ -149,3 +154,19 @@ def test_points_of_the_space() -> None:
     assert width.accepts(100)
     assert not width.accepts(100.0)
     assert width.nearest(BASE) == 128
+
+
+@pytest.mark.parametrize(
+    ("stacks", "size"),
+    [
+        (("transformer*3", "transformer*3"), "256x3"),
+        (("transformer*3", "transformer*2"), None),
+        (("gru*2, transformer", "gru*2, transformer"), None),
+    ],
+)
+def test_a_size_is_one_width_and_one_number_of_equal_blocks(
+    stacks: tuple[str, str], size: str | None
+) -> None:
+    encoder, decoder = (stack.split(", ") for stack in stacks)
+    config = BASE.replace(model={"encoder": tuple(encoder), "decoder": tuple(decoder)})
+    assert current_value(config, "size") == size

@@ -146,3 +146,13 @@ def test_an_embedding_as_wide_as_the_model_is_refused() -> None:
         "model.embedding_width must be below model.width, for it saves weights; found 512 and 512"
         in problem
     )
+
+
+def test_an_output_matrix_of_its_own_has_the_width_of_the_embedding() -> None:
+    torch.manual_seed(0)
+    for narrow, width in ((0, 64), (16, 16)):
+        output = OutputProjection(999, 64, tied=False, embedding_width=narrow)
+        assert output.weight is not None
+        assert output.weight.shape == (999, width)
+        assert output.weight.std().item() == pytest.approx(width**-0.5, rel=0.05)
+        assert output(torch.ones(2, 64)).shape == (2, width)

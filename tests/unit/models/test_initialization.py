@@ -71,3 +71,10 @@ def test_the_same_seed_gives_the_same_weights(scheme: str) -> None:
 def test_a_scheme_that_is_not_there_is_answered() -> None:
     (problem,) = Config().replace(model={"initialization": "deep"}).problems()
     assert "found 'deep'" in problem
+
+
+def test_biases_start_at_zero() -> None:
+    model = build("xavier")
+    biases = [value for path, value in model.named_parameters() if path.endswith("bias")]
+    assert len(biases) > 20
+    assert not any(value.any() for value in biases)

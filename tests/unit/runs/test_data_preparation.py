@@ -8,8 +8,10 @@ import pytest
 
 from dragoman.bundle.format import TEXT_FILES
 from dragoman.config import Config
+from dragoman.config.config import TextConfig
 from dragoman.errors import BundleError
 from dragoman.runs import data_preparation
+from dragoman.text.tokenizer import load_tokenizers, train_tokenizers
 
 
 def test_only_a_folder_of_tokenizers_is_removed(tmp_path: Path) -> None:
@@ -47,3 +49,15 @@ def test_fifty_pairs_are_enough_to_hold_one_out(tmp_path: Path, pairs: int) -> N
     else:
         assert parts == [[*range(1, 50)], [50]]
         assert corpora.held_out
+
+
+def test_tokenizers_of_an_earlier_attempt_are_replaced(tmp_path: Path) -> None:
+    first, second = (
+        train_tokenizers([text], [text], TextConfig(tokenizer="characters", byte_fallback=False))
+        for text in ("ab" * 9, "cd" * 9)
+    )
+    folder = tmp_path / "text"
+    for tokenizers in (first, second, second):
+        data_preparation._replace_tokenizers(tokenizers, folder)
+        assert load_tokenizers(folder).src.digest == tokenizers.src.digest
+    assert [each.name for each in tmp_path.iterdir()] == ["text"]

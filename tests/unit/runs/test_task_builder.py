@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from dragoman.config import Config
 from dragoman.runs import task_builder
+from dragoman.runs.builder import RunBuilder
 
 
 def numbers(records: object) -> list[int]:
@@ -28,3 +30,13 @@ def test_every_record_is_trained_on_or_held_out(
     assert sorted([*numbers(train), *numbers(valid)]) == list(range(1, lines + 1))
     given = task_builder._split_records(config, {"train": [str(path)], "valid": [str(path)]})
     assert numbers(given[0]) == numbers(given[1]) == list(range(1, lines + 1))
+
+
+def test_steps_and_epochs_are_converted_into_each_other() -> None:
+    """Twelve micro-batches in an epoch are four steps of three."""
+    builder = MagicMock()
+    builder.plan.batches.return_value = 12
+    builder.config.train.gradient_accumulation = 3
+    for epochs, steps in ((1.0, 4), (2.5, 10), (0.01, 1)):
+        assert RunBuilder.steps_of(builder, epochs) == steps
+    assert RunBuilder.epochs_of(builder, 10) == 2.5
