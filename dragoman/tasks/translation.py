@@ -99,7 +99,9 @@ class TranslationTask:
             )
         compute_loss: Callable[..., CrossEntropyOutput] = linear_cross_entropy
         if consistency is None:
-            hidden = model.hidden(src, tgt_in, batch.src_mask, batch.tgt_mask, losses=losses)
+            embedded = model.embed_source(src), model.embed_target(tgt_in)
+            masks = batch.src_mask, batch.tgt_mask
+            hidden = model.hidden_embedded(*embedded, *masks, losses=losses)
         else:
             hidden = self._hidden_twice(model, src, tgt_in, batch, losses)
             compute_loss = partial(linear_consistency_loss, weights=consistency)
