@@ -207,7 +207,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for first in range(0, count, chunk):
                 rows = slice(first, first + chunk)
                 hidden_chunk = hidden[:, rows].flatten(0, 1).to(compute_dtype)
-                if hidden.is_cuda and total == torch.float32 and chunk_loss.kernel.can_run(hidden):
+                if total == torch.float32 and chunk_loss.kernel.can_run(hidden):
                     logits = aligned_linear(hidden_chunk, compute_weight, bias)
                     chunk_output, grad = chunk_loss.fused(logits, targets[rows], differentiate)
                 else:
