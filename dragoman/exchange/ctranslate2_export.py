@@ -28,8 +28,7 @@ from dragoman.exchange.transformer_spec import (
     read_transformer_spec,
 )
 from dragoman.layers.feed_forward import GEGLU, GELU, GatedActivation, ReLU, SwiGLU, Swish
-from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
-from dragoman.layers.residual import PostNorm, PreNorm
+from dragoman.layers.norms import LayerNorm, PostNorm, PreNorm, RMSNorm, T5Norm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
 from dragoman.runtime.optional_packages import require_packages

@@ -26,16 +26,16 @@ NORMS = Registry(
 RESIDUALS = Registry(
     "residual",
     post_norm=Entry(
-        "dragoman.layers.residual:PostNorm",
+        "dragoman.layers.norms:PostNorm",
         "Post-norm: normalize the sum, as in Vaswani et al. (2017).",
     ),
     pre_norm=Entry(
-        "dragoman.layers.residual:PreNorm",
+        "dragoman.layers.norms:PreNorm",
         "Pre-norm: normalize the sublayer's input; trains without warm-up.",
     ),
-    no_norm=Entry("dragoman.layers.residual:NoNorm", "A residual connection without a norm."),
+    no_norm=Entry("dragoman.layers.norms:NoNorm", "A residual connection without a norm."),
     scaled=Entry(
-        "dragoman.layers.residual:ScaledResidual",
+        "dragoman.layers.norms:ScaledResidual",
         "A residual connection scaled by sqrt(1/2), without a norm, as in ConvS2S.",
     ),
 )

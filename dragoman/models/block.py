@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.layers.residual import Residual
+from dragoman.layers.norms import Residual
 from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
 from dragoman.registry import catalogue

@@ -16,7 +16,7 @@ from dragoman.layers.convolution import (
     PlainWeight,
     WeightNormWeight,
 )
-from dragoman.layers.residual import Residual
+from dragoman.layers.norms import Residual
 from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import ConvolutionOptions
 from dragoman.models.block_spec import parse_blocks

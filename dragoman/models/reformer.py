@@ -15,7 +15,7 @@ from dragoman.attention.lsh_buckets import default_buckets
 from dragoman.attention.recorder import has_hooks
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import ChunkedFeedForward
-from dragoman.layers.residual import PreNorm
+from dragoman.layers.norms import PreNorm
 from dragoman.layers.reversible import (
     ReversibleSublayer,
     SavedDecisions,

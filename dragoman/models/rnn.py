@@ -14,7 +14,7 @@ from dragoman.attention.mechanism import Mechanism, PreparedKeys
 from dragoman.attention.recorder import merge_records
 from dragoman.attention.reinforce import ReinforceAlignment
 from dragoman.config import ModelConfig
-from dragoman.layers.residual import NoResidual, Residual
+from dragoman.layers.norms import NoResidual, Residual
 from dragoman.layers.rnn import (
     GRU,
     LSTM,

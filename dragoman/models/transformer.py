@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.layers.residual import Residual
+from dragoman.layers.norms import Residual
 from dragoman.models.block import (
     Block,
     BuildContext,

@@ -26,8 +26,7 @@ from dragoman.inference.cpu.linear import (
 )
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.feed_forward import ReLU
-from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
-from dragoman.layers.residual import NoNorm, PostNorm, PreNorm, Residual
+from dragoman.layers.norms import LayerNorm, NoNorm, PostNorm, PreNorm, Residual, RMSNorm, T5Norm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
 from dragoman.storage.tensor_files import quantize_rows

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from dragoman.attention.positions import LearnedPositions
 from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
 from dragoman.layers.feed_forward import FeedForward, ReLU
-from dragoman.layers.norms import LayerNorm, RMSNorm
-from dragoman.layers.residual import NoNorm, PostNorm, PreNorm, Residual
+from dragoman.layers.norms import LayerNorm, NoNorm, PostNorm, PreNorm, Residual, RMSNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack
 from dragoman.models.transformer import TransformerLayer

@@ -17,7 +17,7 @@ from dragoman.layers.convolution import (
     PlainWeight,
     WeightNormWeight,
 )
-from dragoman.layers.residual import ScaledResidual
+from dragoman.layers.norms import ScaledResidual
 from dragoman.models.block import BuildContext
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.convolution import ConvolutionLayer

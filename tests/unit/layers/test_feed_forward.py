@@ -11,8 +11,7 @@ from torch import nn
 from dragoman.attention import SinusoidalPositions
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
 from dragoman.layers.feed_forward import GELU, FeedForward, ReLU, Swish
-from dragoman.layers.norms import LayerNorm, RMSNorm
-from dragoman.layers.residual import NoNorm, PostNorm, PreNorm
+from dragoman.layers.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 
 
 def test_norms_of_one_to_four() -> None:

@@ -23,8 +23,15 @@ from dragoman.inference.cuda import beam_step
 from dragoman.inference.cuda.beam_step import BEAM_STEP_KERNEL
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, FusedResidual
 from dragoman.inference.cuda.graph_beam_search import GraphBeamSearch
-from dragoman.layers.norms import LayerNorm, ScaleNorm
-from dragoman.layers.residual import NoNorm, PostNorm, PreNorm, Residual, ScaledResidual
+from dragoman.layers.norms import (
+    LayerNorm,
+    NoNorm,
+    PostNorm,
+    PreNorm,
+    Residual,
+    ScaledResidual,
+    ScaleNorm,
+)
 from dragoman.models.factory import build_model
 from dragoman.ops.beam_attention import CROSS_ATTENTION_KERNEL, SELF_ATTENTION_KERNEL
 from dragoman.ops.fused_norm import ADD_NORM_KERNEL

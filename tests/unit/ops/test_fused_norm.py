@@ -11,8 +11,7 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.layers.norms import LayerNorm, RMSNorm
-from dragoman.layers.residual import PostNorm
+from dragoman.layers.norms import LayerNorm, PostNorm, RMSNorm
 from dragoman.ops import fused_norm as module
 from dragoman.ops.dropout import apply_hashed_dropout
 from dragoman.ops.guarded_kernel import GuardedKernel
