@@ -73,7 +73,9 @@ class PairDataset(torch.utils.data.Dataset[dict[str, NDArray[np.int64]]]):
         return self._count
 
     def __getitem__(self, place: int) -> dict[str, NDArray[np.int64]]:
-        """Return a pair."""
+        """Return a pair; iteration ends after the last."""
+        if place >= self._count:
+            raise IndexError(place)
         return self._rows[place % len(self._rows)]
 
 
@@ -222,7 +224,7 @@ def arguments(
         adam_beta2=0.98,
         adam_epsilon=1e-9,
         weight_decay=0.0,
-        max_grad_norm=TrainConfig().clip,
+        max_grad_norm=TrainConfig().max_grad_norm,
         dataloader_num_workers=workers,
         dataloader_pin_memory=not cpu,
         accelerator_config={"non_blocking": not cpu},

@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.quality_rows import CORPORA, NAMES, ROWS, Corpus, Row  # noqa: E402
+from bench.quality_rows import CORPORA, NAMES, PART, ROWS, Corpus, Row  # noqa: E402
 
 SAMPLES, BOOTSTRAP_SEED = 1000, 12345  # sacreBLEU's defaults
 DEV = "dev"
@@ -83,7 +83,7 @@ class Runner:
             record = self.out / f"{run.key}.json"
             if record.exists():
                 return json.loads(record.read_text())
-            fields = {}
+            fields: dict[str, str] = {}
             for field, (name, seed) in sorted(run.row.needs(run.seed).items()):
                 other = Run(find_row(name), seed)
                 if not self.model(other).exists():  # its results were made elsewhere
@@ -103,6 +103,8 @@ class Runner:
         row, corpus, model = run.row, CORPORA[run.row.corpus], self.model(run)
         fields = fields | self._fields(corpus, run)
         found: dict[str, Any] = {"row": row.name, "seed": run.seed, "jobs": self.jobs}
+        if "{part}" in row.train:
+            self._split(corpus)
         if row.augment:
             arguments = ["augment", *fill(row.augment, fields)]
             found["augment"], found["augment_seconds"] = self._dragoman(run, arguments)
@@ -127,11 +129,19 @@ class Runner:
                 arguments += ["--input", str(self.data / corpus.file(part, corpus.source))]
             arguments += ["--output", str(hypotheses)]
             found["translate"], found["translate_seconds"] = self._dragoman(run, arguments)
-        lines = hypotheses.read_text().split("\n")[:-1]
+            if "--json" in row.translate:
+                calibration = Path(fill(row.models, fields)[-1]) / "calibration.json"
+                found["calibration"] = json.loads(calibration.read_text())
+        lines = read_lines(hypotheses)
         for part in parts:
             count = len(read_lines(self.data / corpus.file(part, corpus.source)))
-            write_text(self.out / f"{run.key}.{part}", "".join(f"{x}\n" for x in lines[:count]))
-            lines = lines[count:]
+            some, lines = lines[:count], lines[count:]
+            if "--json" in row.translate:
+                decoded = [json.loads(line) for line in some]
+                some = [each["text"] for each in decoded]
+                confidences = [each.get("confidence") for each in decoded]
+                found.setdefault("confidences", {})[part] = confidences
+            write_text(self.out / f"{run.key}.{part}", "".join(f"{line}\n" for line in some))
         if lines:
             raise FailedRunError(f"{run.key}: {len(lines)} more translations than sources")
         hypotheses.unlink()
@@ -140,24 +150,38 @@ class Runner:
     def _fields(self, corpus: Corpus, run: Run) -> dict[str, str]:
         """Return what arguments may name besides models of other rows."""
         source, target = corpus.source, corpus.target
-        paths = {
-            (part, language): shlex.quote(str(self.data / corpus.file(part, language)))
+        train, valid = (
+            [shlex.quote(str(self.data / corpus.file(part, each))) for each in (source, target)]
             for part in ("train", DEV)
-            for language in (source, target)
-        }
-        train, valid = (f"{paths[part, source]} {paths[part, target]}" for part in ("train", DEV))
-        files = "--src {} --tgt {}".format(*train.split(" "))
-        files += " --valid-src {} --valid-tgt {}".format(*valid.split(" "))
-        languages = f"{source}-{target}"
+        )
+        validation = "--valid-src {} --valid-tgt {}".format(*valid)
+        validation += f" --src-lang {source} --tgt-lang {target}"
+        pairs = " ".join(["--pair", f"{source}-{target}", *train])
         return {
-            "files": f"{files} --src-lang {source} --tgt-lang {target}",
-            "pair": f"--pair {languages} {train} --valid-pair {languages} {valid}",
-            "data": str(self.data),
-            "work": str(self.work),
-            "out": str(self.model(run)),
-            "seed": str(run.seed),
+            "files": "--src {} --tgt {} ".format(*train) + validation,
+            "pair": " ".join([pairs, "--valid-pair", f"{source}-{target}", *valid]),
+            "valid": validation,
+            "train": str(self.data / corpus.folder / "train"),
+            "part": str(self.work / f"{corpus.folder}.part"),
+            "rest": str(self.work / f"{corpus.folder}.rest"),
+            "source": source,
             "target": target,
+            "out": str(self.model(run)),
+            "results": str(self.out),
+            "data": str(self.data),
+            "root": str(ROOT),
+            "seed": str(run.seed),
         }
+
+    def _split(self, corpus: Corpus) -> None:
+        """Write the first PART pairs of a training set, and the others, to two files a language."""
+        with self._registry:
+            for language in (corpus.source, corpus.target):
+                lines = read_lines(self.data / corpus.file("train", language))
+                for name, some in (("part", lines[:PART]), ("rest", lines[PART:])):
+                    path = self.work / f"{corpus.folder}.{name}.{language}"
+                    if not path.exists():
+                        write_text(path, "".join(f"{line}\n" for line in some))
 
     def _dragoman(self, run: Run, arguments: Sequence[str]) -> tuple[str, float]:
         return self._run(run, ["-m", "dragoman", *arguments])
@@ -365,8 +389,61 @@ class Scorer:
                         if "against" in entry
                         else "",
                     )
+            if "confidences" in done[0]:
+                found["confidence"] = {part: self._confidence(row, part) for part in corpus.tests}
+                for part, each in found["confidence"].items():
+                    print(f"  {part:17} " + ", ".join(f"{k} {v:.3f}" for k, v in each.items()))
             results[row.name] = found
         return results
+
+    def _confidence(self, row: Row, part: str) -> dict[str, float]:
+        """Return calibration error and AUROC of confidences on a test set, as means over seeds."""
+        from sacrebleu.metrics.chrf import CHRF
+
+        from dragoman.evaluate.classification import (
+            calibration_chance_error,
+            expected_calibration_error,
+        )
+        from dragoman.evaluate.confidence import MEASURED_BINS, area_under_roc
+
+        corpus, chrf = CORPORA[row.corpus], CHRF()
+        references = read_lines(self._data / corpus.file(part, corpus.target))
+        found = []
+        for record in self.finished(row):
+            lines = read_lines(self._out / f"{Run(row, record['seed']).key}.{part}")
+            scores = [
+                chrf.sentence_score(line, [reference]).score
+                for line, reference in zip(lines, references, strict=True)
+            ]
+            good = np.array(scores) >= record["calibration"]["good_chrf"]
+            # Without a confidence there is no translation: the line was blank.
+            confidence = np.array([each or 0.0 for each in record["confidences"][part]])
+            found.append(
+                {
+                    "mean confidence": float(confidence.mean()),
+                    "good": float(good.mean()),
+                    "calibration error": expected_calibration_error(
+                        confidence, good, bins=MEASURED_BINS, equal_mass=True
+                    ),
+                    "chance": calibration_chance_error(confidence, bins=MEASURED_BINS),
+                    "AUROC": area_under_roc(confidence, good),
+                }
+            )
+        return {name: statistics.mean(each[name] for each in found) for name in found[0]}
+
+    def sample(self, row: Row, count: int) -> None:
+        """Print translations drawn by seed, with source and reference."""
+        corpus = CORPORA[row.corpus]
+        for record in self.finished(row)[:1]:
+            part = corpus.tests[0]
+            files = [self._data / corpus.file(part, each) for each in corpus[1:3]]
+            sides = [
+                read_lines(path)
+                for path in (*files, self._out / f"{Run(row, record['seed']).key}.{part}")
+            ]
+            drawn = np.random.default_rng(record["seed"]).choice(len(sides[0]), count, False)
+            for at in sorted(drawn.tolist()):
+                print(f"{row.name} {part} line {at + 1}", *(side[at] for side in sides), sep="\n  ")
 
     def _score(self, row: Row, part: str, metric: Metric) -> dict[str, Any]:
         """Return the scores of a row on a set, and the difference from its baseline."""
@@ -404,6 +481,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--set", action="append", default=[], help="setting of every training")
     parser.add_argument("--table", action="store_true", help="score what is finished and exit")
+    parser.add_argument("--sample", type=int, default=0, help="also print so many translations")
     parser.add_argument("--list", action="store_true", help="print the rows and exit")
     options = parser.parse_args()
     if unknown := sorted(set(options.only) - NAMES):
@@ -432,7 +510,10 @@ def main() -> None:
                 print(f"{key}: {f'failed: {error}' if error else 'finished'}", flush=True)
     if any(CORPORA[row.corpus].is_multi30k for row in rows) and not has_moses():
         print("BLEU of lower-cased tokens needs sacremoses: python -m pip install sacremoses")
-    results = Scorer(options.data, options.out).table(rows)
+    scorer = Scorer(options.data, options.out)
+    results = scorer.table(rows)
+    for row in rows if options.sample else ():
+        scorer.sample(row, options.sample)
     write_text(options.out / "table.json", json.dumps(results, indent=1, ensure_ascii=False))
 
 

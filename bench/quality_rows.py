@@ -6,6 +6,7 @@ from string import Formatter
 from typing import NamedTuple
 
 SEEDS = (1, 2, 3)
+PART = 40_000  # pairs of the rows on back-translation
 
 
 class Corpus(NamedTuple):
@@ -42,9 +43,11 @@ class Row(NamedTuple):
     """One line of a table.
 
     In arguments {files} stands for the training and validation files, {pair} for the same as a
-    multilingual corpus, {data} for the data folder, {work} for the work folder, {target} for the
-    target language and the name of another row for its model with the same seed, or with seed 2
-    for {name__2}.
+    multilingual corpus, {source} and {target} for the languages, {train} for the training files
+    without the languages that end their names, {part} and {rest} likewise for their first PART
+    pairs and the others, {valid} for the validation files as options, {out} for the model
+    directory, {results} for the folder of results, {data} for that of the corpora, and the name of
+    another row for its model with the same seed, or with seed 2 for {name__2}.
     """
 
     name: str
@@ -69,6 +72,9 @@ class Row(NamedTuple):
         return found
 
 
+_COMMON = ("model.dropout=0.3", "train.validate_every=400", "train.checkpoint_every=400")
+
+
 def _set(*settings: str) -> str:
     """Return settings as arguments of `dragoman train`."""
     return " ".join(f"--set {each}" for each in settings)
@@ -79,7 +85,7 @@ def _ablation(corpus: str, *size: str, epochs: int) -> list[Row]:
 
     All see the same number of sentence pairs: equal epochs, not equal time.
     """
-    common = ("model.dropout=0.3", *size, "train.validate_every=400", "train.checkpoint_every=400")
+    common = (*_COMMON, *size)
     name, recipe = f"ab_{corpus}", f"--recipe small {_set(*common)}"
     base = f"{{files}} {recipe} {_set(f'train.epochs={epochs}')}"
     without_ema = f"{base} {_set('train.ema_decay=0')}"
@@ -92,8 +98,7 @@ def _ablation(corpus: str, *size: str, epochs: int) -> list[Row]:
     # Both directions are twice as many pairs: half of all pairs in both, then half in one.
     both = f"{{pair}} --both-directions {recipe} {_set(f'train.epochs={epochs / 4:g}')}"
     tuned = _set(
-        *common[:1],
-        *common[2:],
+        *(each for each in common if not each.startswith("text.")),
         f"train.epochs={epochs / 2:g}",
         "train.optimizer=adamw",
         "train.learning_rate=0.001",
@@ -180,6 +185,11 @@ def _published(target: str, directions: tuple[str, ...]) -> list[Row]:
     return rows
 
 
+_SYNTHETIC = "--src {out}.synthetic.{source} --tgt {out}.synthetic.{target}"
+_PART = "--src {part}.{source} --tgt {part}.{target} {valid} --recipe small " + _set(
+    *_COMMON, "text.vocab_size=8000", "train.batch_tokens=8000"
+)
+_SMALL_M30K = "--recipe small " + _set(*_COMMON, "text.vocab_size=6000", "train.batch_tokens=6000")
 ROWS = (
     # What `dragoman train --budget 4m` reaches with nothing else set.
     Row("m30k_deen", "m30k_deen", _DEFAULT, about="--budget 4m"),
@@ -192,6 +202,15 @@ ROWS = (
     *_published("fr", ("m30k_enfr",)),
     *_ablation("m30k_ende", "text.vocab_size=6000", "train.batch_tokens=6000", epochs=40),
     *_ablation("tatoeba_deen", "text.vocab_size=8000", "train.batch_tokens=16000", epochs=20),
+    # Hugging Face's training of the same size, on the same data, for the same time.
+    Row(
+        "m30k_deen_hf",
+        "m30k_deen",
+        baseline="m30k_deen",
+        program="{root}/bench/hf_quality.py --data {data} --corpus m30k_deen --model {m30k_deen} "
+        "--record {results}/m30k_deen-{seed}.json",
+        about="Hugging Face Seq2SeqTrainer, Marian",
+    ),
     # Decoding with the models of other rows.
     Row(
         "m30k_ende_mbr_chrf",
@@ -216,6 +235,42 @@ ROWS = (
         models="-m {m30k_ende__1} -m {m30k_ende__2} -m {m30k_ende__3}",
         seeds=(1,),
         about="ensemble of the three seeds",
+    ),
+    Row(
+        "m30k_deen_confidence",
+        "m30k_deen",
+        models="-m {m30k_deen}",
+        translate="--json",
+        about="confidence of each translation",
+    ),
+    Row(
+        "tatoeba_deen_confidence",
+        "tatoeba_deen",
+        models="-m {tatoeba_deen}",
+        translate="--json",
+        about="confidence of each translation",
+    ),
+    # Synthetic pairs; all rows of a comparison see as many pairs in training.
+    Row("part_deen", "tatoeba_deen", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"),
+    Row("part_ende", "tatoeba_ende", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"),
+    Row(
+        "part_deen_back",
+        "tatoeba_deen",
+        f"{_PART} {_SYNTHETIC} {_set('train.epochs=10')}",
+        "part_deen",
+        augment="-m {part_ende} --method back-translation --beam 5 --input {rest}.{target} "
+        "--output-src {out}.synthetic.{source} --output-tgt {out}.synthetic.{target}",
+        about="40,000 pairs, 119,227 back-translations",
+    ),
+    Row(
+        "m30k_ende_distilled",
+        "m30k_ende",
+        f"{{files}} {_SYNTHETIC} {_SMALL_M30K} {_set('train.epochs=20')}",
+        "ab_m30k_ende_ema",
+        augment="-m {ab_m30k_ende_simcut} --method distillation --beam 5 "
+        "--input {train}.{source}.xz --output-src {out}.synthetic.{source} "
+        "--output-tgt {out}.synthetic.{target}",
+        about="self-distillation: SimCut's translations of the training data beside it",
     ),
 )
 NAMES = {row.name for row in ROWS}
