@@ -47,6 +47,7 @@ _TREC = (
     "--set data.hold_out=0 --recipe"
 )
 _REUTERS = "--task classify --train {data}/reuters21578/train.jsonl.xz --recipe"
+_BY_LABEL = "--set classify.tune_threshold=labels --set train.best_metric=macro_f1"
 _REUTERS_TEST = "--test {data}/reuters21578/test.jsonl.xz"
 _WIKITEXT = (
     "--task language --train {data}/wikitext2/train.txt.xz --valid {data}/wikitext2/valid.txt.xz "
@@ -81,15 +82,17 @@ ROWS = (
         "reuters_macro",
         ">= .45",
         "macro_f1",
-        f"{_REUTERS} mullenbach2018 --set classify.tune_threshold=labels",
+        f"{_REUTERS} mullenbach2018 {_BY_LABEL}",
         _REUTERS_TEST,
     ),
-    Row("reuters_max", "reported", "macro_f1", f"{_REUTERS} adhikari2019", _REUTERS_TEST),
+    Row(
+        "reuters_max", "reported", "macro_f1", f"{_REUTERS} adhikari2019 {_BY_LABEL}", _REUTERS_TEST
+    ),
     Row(
         "reuters_labels",
-        "+ .02",
+        "reported",
         "macro_f1",
-        f"{_REUTERS} adhikari2019 --set classify.pooling=labels",
+        f"{_REUTERS} adhikari2019 --set classify.pooling=labels {_BY_LABEL}",
         _REUTERS_TEST,
     ),
     Row("wikitext2_xl", "<= 78", "perplexity", f"{_WIKITEXT} dai2019_lm", _WIKITEXT_TEST, (1,)),

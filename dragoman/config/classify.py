@@ -63,6 +63,10 @@ class ClassifyConfig:
             "none",
         ),
     )
+    label_names: bool = setting(
+        False,
+        "Label attention also reads the words of each label's name in the text, for rare labels.",
+    )
     hops: int = setting(
         30, "Rows of structured self-attention (Lin et al. 2017).", at_least=1, at_most=1024
     )
@@ -228,6 +232,16 @@ class ClassifyConfig:
                 "classify.branch_loss needs n-grams beside an encoder or filters; found "
                 f"classify.ngrams={self.ngrams} and classify.pooling={self.pooling}; "
                 "set classify.branch_loss=0"
+            )
+        if self.label_names and (self.pooling != "labels" or self.hierarchical):
+            found = (
+                "classify.hierarchical=true"
+                if self.hierarchical
+                else f"classify.pooling={self.pooling}"
+            )
+            yield (
+                "classify.label_names needs label attention over the words of a text; found "
+                f"{found}; set classify.pooling=labels and classify.hierarchical=false"
             )
         if self.attribute_field and self.pooling in ("labels", "none"):
             yield (

@@ -132,20 +132,31 @@ def tune_thresholds(
     """Return the thresholds (C,) with the highest F1 on a data set.
 
     One threshold for all labels maximizes micro F1; with `by_label` each maximizes the F1 of its
-    label (Yang 2001, "SCut"), but a label with fewer than MIN_POSITIVES examples gets the common
-    one: tuned on one or two, it would admit anything. Candidates lie halfway between neighbouring
-    probabilities; of equal ones the nearest to 0.5 is taken, which is also that of no examples.
+    label (Yang 2001, "SCut"). Tuned on one or two examples it would admit anything: with fewer
+    than MIN_POSITIVES it maximizes the F1 that is expected of the probabilities themselves, which
+    needs no examples (Lipton, Elkan and Naryanaswamy 2014). Candidates lie halfway between
+    neighbouring probabilities; of equal ones the nearest to 0.5 is taken, which is also that of no
+    examples.
     """
-    common = _best_threshold(probabilities.ravel(), expected.ravel())
-    thresholds = np.full(probabilities.shape[1], common)
-    if by_label:
-        for label in np.flatnonzero(expected.sum(axis=0) >= MIN_POSITIVES):
-            thresholds[label] = _best_threshold(probabilities[:, label], expected[:, label])
-    return thresholds
+    if not by_label:
+        common = _best_threshold(probabilities.ravel(), expected.ravel())
+        return np.full(probabilities.shape[1], common)
+    is_rare = expected.sum(axis=0) < MIN_POSITIVES
+    return np.array(
+        [
+            _best_threshold(found, found if rare else right)
+            for found, right, rare in zip(probabilities.T, expected.T, is_rare, strict=True)
+        ]
+    )
 
 
-def _best_threshold(probabilities: NDArray[np.floating], expected: NDArray[np.bool_]) -> float:
-    """Return the threshold of the decisions `probability >= threshold` with the highest F1."""
+def _best_threshold(
+    probabilities: NDArray[np.floating], expected: NDArray[np.bool_] | NDArray[np.floating]
+) -> float:
+    """Return the threshold of the decisions `probability >= threshold` with the highest F1.
+
+    `expected` are the right decisions, or their probabilities.
+    """
     if not expected.any():
         return 0.5
     order = np.argsort(-probabilities, kind="stable")

@@ -27,11 +27,13 @@ from dragoman.config.classify import ClassifyConfig
 from dragoman.layers.embedding import StackInput
 from dragoman.layers.pooling import (
     LabelAttention,
+    LabelNames,
     LabelOutput,
     LastBidirectionalPooling,
     LastPooling,
     MaxPooling,
     MeanPooling,
+    NameMatches,
 )
 from dragoman.layers.text_features import (
     FilterBank,
@@ -79,6 +81,7 @@ class ClassifierSizes:
     ngram_features: int = 0  # padding included
     vector_widths: tuple[int, ...] = ()
     frozen_widths: tuple[int, ...] = ()
+    label_words: tuple[tuple[int, ...], ...] = ()  # ids of the words of each label's name
 
 
 class ClassifierModel(nn.Module):
@@ -154,7 +157,12 @@ class ClassifierModel(nn.Module):
             width = model.width
             self.attributes = LabelAttention(width, labels=sizes.attributes, score_width=width)
             self.attribute_output = LabelOutput(width, sizes.attributes)
-        self.label_output = LabelOutput(pooled_width, sizes.labels) if self.by_label else None
+        self.names = LabelNames(sizes.label_words) if classify.label_names else None
+        self.label_output = (
+            LabelOutput(pooled_width, sizes.labels, names=classify.label_names)
+            if self.by_label
+            else None
+        )
         vector_width = (
             pooled_width * (not self.by_label)
             + (self.filters.output_width if self.filters is not None else 0)
@@ -189,11 +197,16 @@ class ClassifierModel(nn.Module):
         first.bias.copy_(logits)
 
     def pool(
-        self, embedded: Tensor, mask: Tensor | None, losses: dict[str, Tensor]
+        self,
+        embedded: Tensor,
+        mask: Tensor | None,
+        losses: dict[str, Tensor],
+        matches: NameMatches | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Encode and pool embeddings (B, T, D), or (B, N, W, D) for documents.
 
-        Return the pooled vectors, the encoder's output (B, S, D) and its mask (B, S).
+        `matches` are the labels' names in the text, where label attention reads them. Return the
+        pooled vectors, the encoder's output (B, S, D) and its mask (B, S).
         """
         raise NotImplementedError
 
@@ -219,10 +232,11 @@ class ClassifierModel(nn.Module):
         embedded = None if self.embedding is None else self.embed(tokens)
         if self._has_encoder:
             assert embedded is not None, "an encoder has embeddings"
-            pooled, hidden, hidden_mask = self.pool(embedded, mask, losses)
+            matches = None if self.names is None else self.names(tokens)
+            pooled, hidden, hidden_mask = self.pool(embedded, mask, losses, matches)
             if self.label_output is not None:
                 by_label = self._drop(pooled)  # (B, C, D)
-                parts.append(self.label_output(by_label))
+                parts.append(self.label_output(by_label, matches))
             else:
                 vectors.append(pooled)
             if self.attributes is not None and self.attribute_output is not None:
@@ -300,13 +314,21 @@ class SequenceClassifier(ClassifierModel):
         initialize_classifier(self, model)
 
     def pool(
-        self, embedded: Tensor, mask: Tensor | None, losses: dict[str, Tensor]
+        self,
+        embedded: Tensor,
+        mask: Tensor | None,
+        losses: dict[str, Tensor],
+        matches: NameMatches | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Encode and pool embeddings (B, T, D)."""
         assert self.encoder is not None, "called for models with an encoder"
         assert self.pooling is not None, "called for models with an encoder"
         hidden = self.encoder(embedded, ForwardContext(mask=mask, losses=losses))
-        pooled = apply_pooling(self.pooling, hidden, mask, losses, self.overlap_weight)
+        pooled = (
+            self.pooling(hidden, mask=mask, matches=matches).vectors
+            if isinstance(self.pooling, LabelAttention)
+            else apply_pooling(self.pooling, hidden, mask, losses, self.overlap_weight)
+        )
         return pooled, hidden, mask
 
 
@@ -346,7 +368,8 @@ def build_pooling(classify: ClassifyConfig, width: int, *, labels: int) -> nn.Mo
     if classify.pooling == "structured":
         return StructuredPooling(width, hops=classify.hops, score_width=classify.score_width)
     if classify.pooling == "labels":
-        return LabelAttention(width, labels=labels, score_width=classify.score_width)
+        names, score_width = classify.label_names, classify.score_width
+        return LabelAttention(width, labels=labels, score_width=score_width, names=names)
     return _POOLINGS[classify.pooling]()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dragoman.attention.pooling import AttentionPooling
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
+from dragoman.layers.pooling import NameMatches
 from dragoman.models.classifier import (
     ClassifierModel,
     ClassifierSizes,
@@ -65,7 +66,11 @@ class DocumentClassifier(ClassifierModel):
         return super().embed(tokens)
 
     def pool(
-        self, embedded: Tensor, mask: Tensor | None, losses: dict[str, Tensor]
+        self,
+        embedded: Tensor,
+        mask: Tensor | None,
+        losses: dict[str, Tensor],
+        matches: NameMatches | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Encode and pool the words (B, N, W, D) of the sentences, then the sentences."""
         word_mask = None if mask is None else mask.flatten(0, 1)  # (B * N, W)

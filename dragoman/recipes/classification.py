@@ -272,29 +272,13 @@ def adhikari2019() -> Config:
 
 
 def mullenbach2018() -> Config:
-    """CAML: attention with one query per label, beside linear tf-idf features."""
-    return Config(
-        task="classify",
-        text=_words(vocab_size=30_000, min_count=2),
-        data=DataConfig(max_length=1000),
-        classify=ClassifyConfig(
-            pooling="labels",  # the paper, section 2.2
-            tune_threshold="global",  # the paper: 0.5
-            ngrams=2,  # not in the paper
-            ngram_weights="tf_idf",
-            ngram_min_count=2,
-            embedding_dropout=0.1,
-            word_dropout=0.1,
-            dropout=0.5,  # the paper: 0.2, of the embeddings
-        ),
+    """CAML: attention with one query per label, which also reads the labels' names."""
+    return adhikari2019().replace(
+        classify={
+            "pooling": "labels",  # the paper, section 2.2
+            "label_names": True,  # the paper: a penalty towards the labels' descriptions
+        },
         # the paper: a convolution of width 4 to 10 with 50 filters; here the BiLSTM of adhikari2019
-        model=_model(
-            encoder=("bilstm(residual_connection=false, dropout=0.0)",),
-            width=1024,
-            embedding_width=300,
-            dropout=0.2,
-        ),
-        train=_reuters_training(),
     )
 
 

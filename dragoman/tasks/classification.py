@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -42,6 +43,7 @@ from dragoman.tasks.classification_text import (
     lowercased,
     tokenize_text,
 )
+from dragoman.text.special_tokens import UNK
 from dragoman.text.vocabulary import (
     Labels,
 )
@@ -339,6 +341,7 @@ class ClassificationTask(TrainingTask):
             ngram_features=len(text.ngrams) if text.ngrams is not None else 0,
             vector_widths=text.vector_widths,
             frozen_widths=text.frozen_widths,
+            label_words=self._label_words() if self.config.classify.label_names else (),
         )
         model = build_classifier(self.config.model, self.config.classify, sizes)
         model.set_prior(torch.from_numpy(_prior_logits(text)))
@@ -348,6 +351,15 @@ class ClassificationTask(TrainingTask):
             with torch.no_grad():
                 model.bag.ratios.copy_(torch.from_numpy(text.ngram_ratios))
         return model
+
+    def _label_words(self) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of the words in each label's name; none if one of them is unknown."""
+        found = []
+        for name in self.text.labels.names:
+            words = self.tokenize(re.sub(r"[\W_]+", " ", name)).tokens
+            ids = tuple(map(int, self.text.vocabulary.ids(words)))
+            found.append(() if UNK in ids else ids)
+        return tuple(found)
 
     def forward(self, model: nn.Module, batch: ClassificationBatch) -> ClassifierOutput:
         """Return the logits of a batch."""

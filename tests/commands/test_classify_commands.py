@@ -92,7 +92,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(han: Path, tmp_path: Path) 
 def test_several_labels_get_tuned_thresholds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = train(tmp_path, "mullenbach2018", "classify.tune_threshold=labels", several=True)
+    settings = ["classify.tune_threshold=labels", "classify.ngrams=2"]
+    out = train(tmp_path, "mullenbach2018", *settings, several=True)
     capsys.readouterr()
     texts = ["a goal of the team", "the bank and some goal", "very new today"]
     assert main(["predict", "-m", str(out), "--json", *texts]) == 0

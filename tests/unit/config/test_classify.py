@@ -37,6 +37,11 @@ def test_the_defaults_hold_together() -> None:
         ({"overlap_penalty": 1.0, "pooling": "max"}, "found max"),
         ({"branch_loss": 1.0}, "found classify.ngrams=0"),
         ({"attribute_field": "facts", "pooling": "labels"}, "found classify.pooling=labels"),
+        ({"label_names": True, "pooling": "max"}, "found classify.pooling=max"),
+        (
+            {"label_names": True, "pooling": "labels", "hierarchical": True},
+            "found classify.hierarchical=true",
+        ),
     ],
 )
 def test_inconsistent_settings_are_reported(values: dict[str, Any], found: str) -> None:

@@ -121,20 +121,28 @@ def test_tuned_thresholds_are_the_best_of_all(seed: int) -> None:
         column, truth = probabilities[:, label], expected[:, label]
         best = max(count_f1(column >= each, truth) for each in every)
         assert count_f1(column >= tuned[label], truth) == pytest.approx(best)
-    common = tune_thresholds(probabilities, expected, by_label=False)
-    assert tuned[4] == common[4]  # without examples
 
 
-def test_a_rare_label_gets_the_common_threshold() -> None:
-    """Tuned on one example of low probability, its own would admit almost everything."""
-    probabilities = np.column_stack([np.linspace(0.9, 0.1, 40), np.full(40, 0.01)])
-    probabilities[7, 1] = 0.02
-    expected = np.zeros((40, 2), bool)
-    expected[:20, 0] = True
-    expected[7, 1] = True
-    tuned = tune_thresholds(probabilities, expected, by_label=True)
-    assert tuned[1] == tune_thresholds(probabilities, expected, by_label=False)[1]
-    assert tuned[1] > 0.3
+def test_a_rare_label_gets_the_threshold_of_the_highest_expected_f1() -> None:
+    """Tuned on one example of low probability, it would admit almost everything."""
+    generator = np.random.default_rng(3)
+    probabilities = np.sort(generator.beta(0.3, 3.0, (60, 1)), axis=0)
+    expected = np.zeros((60, 1), bool)
+    expected[0] = True
+    (tuned,) = tune_thresholds(probabilities, expected, by_label=True)
+    # F1 over all possible truths, drawn by the probabilities; its mean has the same maximum as
+    # the ratio of means up to what 60 texts leave.
+    truths = generator.random((4000, 60)) < probabilities[:, 0]
+    mean_f1 = {
+        count: np.mean(
+            2 * truths[:, 60 - count :].sum(axis=1) / (truths.sum(axis=1) + count).clip(min=1)
+        )
+        for count in range(1, 61)
+    }
+    chosen = int((probabilities >= tuned).sum())
+    assert mean_f1[chosen] > max(mean_f1.values()) - 0.01
+    # Lipton et al. (2014): the best threshold is half of the F1 that it reaches.
+    assert tuned == pytest.approx(mean_f1[chosen] / 2, abs=0.05)
 
 
 def test_thresholds_of_equal_probabilities() -> None:

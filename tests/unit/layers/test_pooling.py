@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from dragoman.attention import record
 from dragoman.layers.pooling import (
     LabelAttention,
+    LabelNames,
     LabelOutput,
     LastBidirectionalPooling,
     LastPooling,
@@ -64,3 +67,35 @@ def test_label_attention_equals_one_softmax_per_label() -> None:
                 torch.testing.assert_close(logits[row, label], expected)
         assert not weights[2].any()
         torch.testing.assert_close(records[""].weights[:, 0], weights)
+
+
+def test_label_attention_reads_the_names_of_labels() -> None:
+    names = LabelNames([(5,), (6, 7), ()])
+    matches = names(torch.tensor([[5, 6, 1, 5], [7, 2, 6, 3], [7, 7, 1, 1]]))
+    assert matches.whole.tolist() == [
+        [True, False, False],
+        [False, True, False],
+        [False, False, False],
+    ]
+    assert matches.positions[0].tolist() == [
+        [True, False, False, True],
+        [False, True, False, False],
+        [False] * 4,
+    ]
+    assert not names.state_dict(), "names are computed from the vocabulary"
+
+    x, _ = sequences()
+    x = x[:, :4]
+    attention, output = LabelAttention(4, labels=3, names=True), LabelOutput(4, 3, names=True)
+    attention, output = attention.double(), output.double()
+    with torch.no_grad():
+        output.bias.copy_(torch.tensor([-2.0, -6.0, -4.0]))
+        output.name_weights.copy_(torch.tensor([0.5, 0.25]))
+        plain = attention(x)
+        found = attention(x, matches=matches)
+        odds = found.weights / plain.weights  # each word of a name weighs e times as much
+        torch.testing.assert_close(odds[0, 0, 0] / odds[0, 0, 1], torch.tensor(math.e).double())
+        torch.testing.assert_close(found.weights[0, 2], plain.weights[0, 2])
+        change = output(found.vectors, matches) - output(found.vectors)
+    expected = [[0.5 + 0.5, 0.0, 0.0], [0.0, 0.5 + 1.5, 0.0], [0.0, 0.0, 0.0]]
+    torch.testing.assert_close(change, torch.tensor(expected).double())

@@ -359,6 +359,28 @@ def test_a_new_model_predicts_the_frequencies_of_the_labels(
     np.testing.assert_allclose(found, [3.5 / 5, 1.5 / 5], rtol=1e-5)
 
 
+def test_label_attention_finds_the_words_of_label_names() -> None:
+    lines = [
+        {"text": "Palm oil and copra rose", "label": ["palm-oil", "copra"]},
+        {"text": "copra fell", "label": ["copra"]},
+        {"text": "crude oil fell", "label": ["crude_xy"]},
+    ]
+    records = records_of(*lines)
+    task = fit_task(configure(pooling="labels", label_names=True), records)
+    assert task.text.labels.names == ("copra", "crude_xy", "palm-oil")
+    model = task.build_model()
+    batch = task.collate(task.encode(records), np.arange(3))
+    whole = model.names(batch.words).whole
+    # No text has the word "xy", so the name crude_xy is never found.
+    assert whole.tolist() == [[True, False, True], [True, False, False], [False, False, False]]
+    model.eval()
+    with torch.no_grad():
+        before = task.forward(model, batch).logits
+        model.label_output.name_weights[0] += 1.0
+        change = task.forward(model, batch).logits - before
+    torch.testing.assert_close(change, whole.float())
+
+
 def test_labels_of_held_out_examples_are_known(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     lines = [{"text": f"w{n}", "label": "rare" if n == 9 else "ab"[n % 2]} for n in range(20)]
