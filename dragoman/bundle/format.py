@@ -45,11 +45,27 @@ MAX_FILE_BYTES = {
     WEIGHTS: 40 << 30,
     **{f"{TEXT}/{name}": 1 << 20 if name == "text.json" else 64 << 20 for name in TEXT_FILES},
 }
+BOX = Path(__file__).parent.parent / "box"  # the built-in model
 REQUIRED = frozenset({CARD, CONFIG, GOLDEN, WEIGHTS, f"{TEXT}/text.json"})
 MAX_PARAMETERS = 10_000_000_000  # checked before anything is allocated
 TEMPORARY_PREFIX = ".tmp-bundle-"
 
 _FOREIGN_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".onnx")
+
+
+def box_path() -> Path:
+    """Return the directory of the built-in model, which is used where no other is named.
+
+    Raise BundleError if this installation has none.
+    """
+    if not (BOX / manifest.MANIFEST_NAME).exists():
+        raise BundleError(
+            "a model must be named where there is no built-in one",
+            found=f"none in {BOX}",
+            fix="name its directory, such as -m MODEL, train one with `dragoman train`, or install "
+            "a release of dragoman, which comes with one",
+        )
+    return BOX
 
 
 def require_bundle(path: Path) -> None:

@@ -38,7 +38,7 @@ from dragoman.cli import (
     tune,
     verify,
 )
-from dragoman.cli.output import print_error, print_note
+from dragoman.cli.output import print_error, print_note, show_notes
 from dragoman.errors import DragomanError, StoppedError, escape_unprintable
 from dragoman.runtime.memory import is_out_of_memory
 
@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _pop_debug_flag(arguments)
     _log_to_stderr()
+    show_notes(True)
     try:
         result = build_command(app)(arguments, prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()

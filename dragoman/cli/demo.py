@@ -1,4 +1,4 @@
-"""`dragoman demo`: train, evaluate and inspect a small model on dates, in about two minutes."""
+"""`dragoman demo`: translate with the built-in model, then train and inspect a small one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from dragoman.demo.run import DemoResult
     from dragoman.inference import Translator
 
+# Sentences for the built-in model, with the language that they are translated into.
+EXAMPLES = (
+    ("Guten Morgen, wie geht es dir?", "en"),
+    ("Je voudrais un café, s'il vous plaît.", "en"),
+    ("Where is the station?", "de"),
+    ("I have never seen such a beautiful sunset.", "fr"),
+)
 EXAMPLE_DATE = "3. Mai 1979"  # suggested after the demo
 
 
@@ -41,13 +48,15 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Random seed, also of the held-out dates.")] = 1,
     device: DeviceOption = "",
 ) -> None:
-    """Train and inspect a small model on dates in two minutes."""
+    """Translate with the built-in model, then train one on dates in two minutes."""
     from dragoman.demo.dates import LOCALES, DateWriter
-    from dragoman.demo.run import evaluate_dates, pick_examples, train_demo
+    from dragoman.demo.run import check_demo, evaluate_dates, pick_examples, train_demo
     from dragoman.training.progress import open_progress
 
     require_parent_writable(out / "model")
     DateWriter()  # raises DataError early if Babel is not installed
+    check_demo(out, seed=seed, seconds=seconds, device=device, recipe=recipe)
+    _print_built_in(device or "auto")
     languages = len({name.partition("_")[0] for name in LOCALES})
     print_result(f"Task: translate dates written in {languages} languages into ISO dates.\n")
     began = time.monotonic()
@@ -86,6 +95,27 @@ def demo(
         f"--ref {out}/training/dates/test.iso"
     )
     print_result("  dragoman train --src your.de --tgt your.en --out my-model --budget 10m")
+
+
+def _print_built_in(device: str) -> None:
+    """Print translations of the built-in model; nothing if there is none."""
+    from dragoman.bundle.format import BOX
+
+    if not BOX.is_dir():
+        return
+    began = time.monotonic()
+
+    # Imported here, so that errors are reported before torch is imported.
+    from dragoman.inference import Translator
+
+    translator = Translator.load(device=device)
+    rows = [
+        (text, translator.translate([text], target_language=language)[0])
+        for text, language in EXAMPLES
+    ]
+    took = format_duration(time.monotonic() - began)
+    print_table(["source", "translation"], rows, title=f"The built-in model, in {took}:")
+    print_result('\nMore of it: dragoman translate --to en "…" and dragoman info.\n')
 
 
 def _print_score(found: DemoResult) -> None:

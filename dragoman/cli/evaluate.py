@@ -12,13 +12,14 @@ import typer
 from dragoman.cli.options import (
     BatchSizeOption,
     BeamOption,
-    BundleArgument,
+    DefaultBundleArgument,
     DeviceOption,
     EngineOption,
     FromOption,
     JsonOption,
     LengthPenaltyOption,
     LowercaseOption,
+    QuietOption,
     TargetLanguageOption,
     TokenizeOption,
     ToOption,
@@ -32,7 +33,7 @@ MAX_TABLE_ROWS = 100  # classes that are printed
 
 
 def evaluate(
-    model: BundleArgument,
+    model: DefaultBundleArgument,
     test: Annotated[
         list[Path] | None,
         typer.Option(
@@ -70,6 +71,7 @@ def evaluate(
         ),
     ] = None,
     json: JsonOption = False,
+    quiet: QuietOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
 ) -> None:

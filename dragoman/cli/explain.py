@@ -15,13 +15,14 @@ from dragoman.cli.options import (
     AblationsOption,
     BeamOption,
     BranchesOption,
+    DefaultBundleOption,
     DeviceOption,
     FromOption,
     JsonOption,
     LengthPenaltyOption,
+    QuietOption,
     TextFieldOption,
     ToOption,
-    check_model,
 )
 from dragoman.cli.output import print_note, print_text
 from dragoman.cli.translate import warn_about_file
@@ -48,12 +49,7 @@ _SEARCH_PANEL = "What is explained"
 
 
 def explain(
-    model: Annotated[
-        Path,
-        typer.Option(
-            "--model", "-m", help="Model directory.", show_default=False, callback=check_model
-        ),
-    ],
+    model: DefaultBundleOption,
     text: Annotated[
         str | None,
         typer.Argument(help="Input text; by default the first line of standard input."),
@@ -127,6 +123,7 @@ def explain(
         ),
     ] = False,
     json: JsonOption = False,
+    quiet: QuietOption = False,
     png: Annotated[
         Path | None,
         typer.Option(help="Write the attention map as PNG.", rich_help_panel=_FIGURES_PANEL),

@@ -17,8 +17,10 @@ from dragoman.cli.options import (
     BranchesOption,
     DeviceOption,
     LengthPenaltyOption,
+    QuietOption,
     ToOption,
     check_model,
+    default_model,
 )
 from dragoman.cli.output import print_note, print_result
 from dragoman.errors import ConfigError, DataError
@@ -41,7 +43,7 @@ def explore(
         Path | None,
         typer.Argument(
             metavar="MODEL",
-            help="Model directory, of any task.",
+            help="Model directory, of any task; by default the built-in translator.",
             show_default=False,
             callback=_check_model_or_none,
         ),
@@ -95,6 +97,7 @@ def explore(
     branches: BranchesOption = 0,
     ablations: AblationsOption = "",
     device: DeviceOption = "auto",
+    quiet: QuietOption = False,
 ) -> None:
     """Explore how a model came to its output, on a page that opens in a browser.
 
@@ -102,7 +105,9 @@ def explore(
     nothing is stored. With --html it is one file that opens from disk.
     """
     chosen = _choose_text(text, text_option)
-    _check_what(model, chosen, json, html)
+    if model is None and json is None:
+        model = default_model()
+    _check_what(chosen, json, html)
     _check_interventions(model, html, branches, ablations)
     if to is not None:
         _check_translator(model, to)
@@ -186,15 +191,8 @@ def _check_translator(model: Path | None, to: str) -> None:
         raise ConfigError([f"--to {to:.20} is for translation models; found {found}; leave it out"])
 
 
-def _check_what(model: Path | None, text: str | None, json: Path | None, html: Path | None) -> None:
+def _check_what(text: str | None, json: Path | None, html: Path | None) -> None:
     """Raise ConfigError unless it is clear what is shown."""
-    if model is None and json is None:
-        raise ConfigError(
-            [
-                "dragoman explore needs a model directory, or --json with a stored explanation; "
-                "found neither; `dragoman demo` trains a model in two minutes"
-            ]
-        )
     if text is not None and json is not None:
         raise ConfigError(
             [f"a text and --json exclude each other; found {text!r:.60} and {json}; keep one"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import JsonOption, RunArgument
+from dragoman.cli.options import DefaultRunArgument, JsonOption
 from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
 from dragoman.errors import ConfigError
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: RunArgument,
+    model: DefaultRunArgument,
     card: Annotated[bool, typer.Option("--card", help="Show the model card instead.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a model's architecture, training, engines and settings."""
+    """Show a model's architecture, training, engines and settings.
+
+    Without a model it describes the built-in one: data, command, scores and licence too.
+    """
     from dragoman.bundle import Bundle, TaskBundle
-    from dragoman.bundle.format import read_task
+    from dragoman.bundle.format import BOX, read_task
 
     run = _read_run_status(model)
     if run and not (model / "manifest.json").exists():
@@ -55,6 +58,15 @@ def info(
                 changed,
                 title=title,
             )
+        if model == BOX:  # its card is where nobody would look for it
+            print_result()
+            print_result(_without_front_matter(bundle.card))
+
+
+def _without_front_matter(card: str) -> str:
+    """Return a card without the YAML at its beginning."""
+    _, separator, rest = card.removeprefix("---").partition("\n---\n")
+    return (rest if separator and card.startswith("---") else card).strip()
 
 
 def _json_values(bundle: Bundle | TaskBundle) -> dict[str, Any]:

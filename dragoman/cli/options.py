@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dragoman.cli.output import print_note, show_notes
+from dragoman.cli.progress import is_terminal
 from dragoman.config import engine_options
 from dragoman.errors import BundleError
 
@@ -28,6 +31,8 @@ def complete_setting_paths(incomplete: str) -> list[str]:
     return [f"{row.path}=" for row in list_all_settings() if row.path.startswith(incomplete)]
 
 
+_DEFAULT_HELP = "; by default the built-in one"
+
 # These checks run while the arguments are parsed, before a command imports torch.
 
 
@@ -38,6 +43,28 @@ def check_model(context: typer.Context, path: Path) -> Path:
     if not context.resilient_parsing:
         require_bundle(path)
     return path
+
+
+def built_in_model() -> Path:
+    """Return the built-in model; raise BundleError if there is none."""
+    from dragoman.bundle.format import box_path
+
+    return box_path()
+
+
+def default_model() -> Path:
+    """Return the built-in model for a command that names none, with a note on a terminal."""
+    path = built_in_model()
+    if is_terminal(sys.stderr):
+        print_note("using the built-in model, as no other is named; see `dragoman info`")
+    return path
+
+
+def _set_quiet(context: typer.Context, quiet: bool) -> bool:
+    """Leave out notes from now on."""
+    if quiet and not context.resilient_parsing:
+        show_notes(False)
+    return quiet
 
 
 def require_command(path: Path, command: str, runs: str = "") -> None:
@@ -115,26 +142,31 @@ def _name_callback(
     return callback
 
 
-def _model_option(command: str, runs: str = "") -> Any:
+def _model_option(command: str, runs: str = "", **options: Any) -> Any:
     """Return the option --model of a command."""
     return typer.Option(
         "--model",
         "-m",
-        help="Model directory.",
+        help=f"Model directory{_DEFAULT_HELP if options else ''}.",
         show_default=False,
         callback=_command_callback(command, runs),
+        **options,
     )
 
 
 ModelOption = Annotated[Path, _model_option("", "translate")]  # a translation model
-ModelsOption = Annotated[
+DefaultModelOption = Annotated[  # a translation model
+    Path, _model_option("", "translate", default_factory=default_model)
+]
+DefaultModelsOption = Annotated[
     list[Path],
     typer.Option(
         "--model",
         "-m",
-        help="Model directory. Repeated: an ensemble, which decodes by the mean of the models' "
-        "log-probabilities.",
+        help=f"Model directory{_DEFAULT_HELP}. Repeated: an ensemble, which decodes by the mean "
+        "of the models' log-probabilities.",
         show_default=False,
+        default_factory=lambda: [default_model()],
         callback=_check_models,
     ),
 ]
@@ -149,16 +181,51 @@ TranslatorArgument = Annotated[
         callback=_command_callback("", "translate"),
     ),
 ]
+DefaultBundleOption = Annotated[
+    Path,
+    typer.Option(
+        "--model",
+        "-m",
+        help=f"Model directory{_DEFAULT_HELP}.",
+        show_default=False,
+        default_factory=default_model,
+        callback=check_model,
+    ),
+]
+DefaultBundleArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help=f"Model directory{_DEFAULT_HELP}.",
+        show_default=False,
+        default_factory=default_model,
+        callback=check_model,
+    ),
+]
 BundleArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL", help="Model directory.", show_default=False, callback=check_model
     ),
 ]
-RunArgument = Annotated[
+DefaultRunArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="Model directory.", show_default=False, callback=check_run
+        metavar="MODEL",
+        help=f"Model directory{_DEFAULT_HELP}.",
+        show_default=False,
+        default_factory=built_in_model,
+        callback=check_run,
+    ),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print no notes to stderr; warnings and errors stay.",
+        is_eager=True,
+        callback=_set_quiet,
     ),
 ]
 DeviceOption = Annotated[

@@ -14,6 +14,18 @@ from typing import Any
 from dragoman.errors import escape_json_controls, escape_unprintable
 
 PIPE_WIDTH = 200  # columns of a table written to a file or a pipe
+_WARNING = "warning:"
+
+
+class _Notes:
+    """Whether notes are printed: --quiet leaves warnings and errors only."""
+
+    shown = True
+
+
+def show_notes(shown: bool) -> None:
+    """Print notes or leave them out, except warnings."""
+    _Notes.shown = shown
 
 
 def print_error(message: str) -> None:
@@ -24,7 +36,9 @@ def print_error(message: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print a message that is not a result to stderr."""
+    """Print a message that is not a result to stderr, unless --quiet was given."""
+    if not _Notes.shown and not message.startswith(_WARNING):
+        return
     print(f"dragoman: {escape_unprintable(message, lines=True)}", file=sys.stderr, flush=True)
 
 

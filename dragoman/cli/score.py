@@ -12,13 +12,14 @@ import typer
 from dragoman.cli.corpus_options import open_corpus
 from dragoman.cli.options import (
     BatchSizeOption,
+    DefaultModelOption,
     DeviceOption,
     FromOption,
     JsonOption,
-    ModelOption,
     PairsOption,
     PairsSrcOption,
     PairsTgtOption,
+    QuietOption,
     SrcFieldOption,
     SrcLangOption,
     TgtFieldOption,
@@ -40,7 +41,7 @@ NOTES_SHOWN = 3
 
 
 def score(
-    model: ModelOption,
+    model: DefaultModelOption,
     src: PairsSrcOption = "",
     tgt: PairsTgtOption = "",
     pairs: PairsOption = "",
@@ -55,6 +56,7 @@ def score(
     ] = False,
     batch_size: BatchSizeOption = None,
     json: JsonOption = False,
+    quiet: QuietOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Print the log-probabilities of given translations.

@@ -24,13 +24,14 @@ from dragoman.cli.options import (
     SAMPLING_PANEL,
     BatchSizeOption,
     BeamOption,
+    DefaultModelsOption,
     DeviceOption,
     EngineOption,
     FromOption,
     JsonOption,
     LengthPenaltyOption,
-    ModelsOption,
     PrecisionOption,
+    QuietOption,
     SampleSeedOption,
     ShortlistOption,
     TemperatureOption,
@@ -67,7 +68,7 @@ def _check_mbr(context: typer.Context, name: str | None) -> str | None:
 
 
 def translate(
-    model: ModelsOption,
+    model: DefaultModelsOption,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="Texts to translate; by default standard input is read."),
@@ -109,6 +110,7 @@ def translate(
         typer.Option(min=0, help="Write no n tokens in a row twice; 0 allows repetition."),
     ] = 0,
     json: JsonOption = False,
+    quiet: QuietOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
     precision: PrecisionOption = None,

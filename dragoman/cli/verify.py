@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import JsonOption
+from dragoman.cli.options import JsonOption, built_in_model
 from dragoman.cli.output import (
     format_count,
     print_json,
@@ -23,7 +23,10 @@ def verify(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="DIRECTORY", help="Model, run or checkpoint directory.", show_default=False
+            metavar="DIRECTORY",
+            help="Model, run or checkpoint directory; by default the built-in model.",
+            show_default=False,
+            default_factory=built_in_model,
         ),
     ],
     json: JsonOption = False,

@@ -13,6 +13,7 @@ from dragoman.recipes.mini import mini
 
 if TYPE_CHECKING:
     from dragoman.inference import Translator
+    from dragoman.runs.output_directory import OutputDirectory
     from dragoman.training.progress import Progress
 
 # Trains in about a minute on two CPU cores to nearly 100 % accuracy (docs/log.md).
@@ -115,13 +116,10 @@ def demo_config(
     return read_config(recipe=recipe, overrides=overrides, scale=mini)
 
 
-def train_demo(
-    out: Path, *, seed: int, seconds: float, device: str, progress: Progress, recipe: str = ""
-) -> DateSplit:
-    """Train the demo's model and return the corpus.
-
-    A finished model of the same seed and recipe is reused.
-    """
+def check_demo(
+    out: Path, *, seed: int, seconds: float, device: str, recipe: str = ""
+) -> tuple[OutputDirectory, Config]:
+    """Return the demo's directory and configuration; raise if a model cannot be trained there."""
     from dragoman.runs.output_directory import OutputDirectory
 
     output_dir = OutputDirectory(out)
@@ -140,7 +138,18 @@ def train_demo(
             found=f"a model of {output_dir.config().recipe} in {out}",
             fix="choose another --out",
         )
-    corpus = write_corpus(folder, seed=seed)
+    return output_dir, config
+
+
+def train_demo(
+    out: Path, *, seed: int, seconds: float, device: str, progress: Progress, recipe: str = ""
+) -> DateSplit:
+    """Train the demo's model and return the corpus.
+
+    A finished model of the same seed and recipe is reused.
+    """
+    output_dir, config = check_demo(out, seed=seed, seconds=seconds, device=device, recipe=recipe)
+    corpus = write_corpus(output_dir.training / "dates", seed=seed)
     if output_dir.has_model and output_dir.config().train.seed == seed:
         progress.note(f"{out} is already trained and is reused; delete it to train again")
         return corpus

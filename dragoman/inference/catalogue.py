@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dragoman.bundle.format import read_task, require_bundle
+from dragoman.bundle.format import box_path, read_task, require_bundle
 from dragoman.registry import Entry, Registry
 
 PREDICTORS = Registry(
@@ -46,10 +46,12 @@ PREDICTORS = Registry(
 )
 
 
-def load(path: str | Path, *, device: str = "auto", **options: Any) -> Any:
+def load(path: str | Path | None = None, *, device: str = "auto", **options: Any) -> Any:
     """Load a model: a `Translator`, `Classifier`, `Tagger`, `LanguageModel`, and so on by its task.
 
-    The device `auto` is a GPU if there is one. Further options are those of the class's `load`.
+    Without a path it is the built-in translator. The device `auto` is a GPU if
+    there is one. Further options are those of the class's `load`.
     """
+    path = box_path() if path is None else path
     require_bundle(Path(path))
     return PREDICTORS.load(read_task(Path(path))).load(path, device=device, **options)

@@ -58,7 +58,8 @@ class DirectionChooser:
                     [
                         "target_language (--to) must be named where there is a choice; found "
                         f"{text!r:.40} in {language}, which the model translates into "
-                        f"{' and '.join(targets)}; add --to {targets[0]}"
+                        f"{' and '.join(targets)}; add "
+                        f"{' or '.join(f'--to {each}' for each in targets)}"
                     ]
                 )
         return [chosen[language][0] for language in found]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dragoman.bundle import Bundle
+from dragoman.bundle.format import box_path
 from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
@@ -73,7 +74,7 @@ class Translator(TranslationExplainer):
     @classmethod
     def load(
         cls,
-        path: str | Path | Sequence[str | Path],
+        path: str | Path | Sequence[str | Path] | None = None,
         *,
         device: str | torch.device = "auto",
         engine: str = "auto",
@@ -84,7 +85,7 @@ class Translator(TranslationExplainer):
     ) -> Translator:
         """Load a model directory, or several as an ensemble that decodes by their mean.
 
-        The device `auto` is a GPU if there is one.
+        Without a path it is the built-in model. The device `auto` is a GPU if there is one.
 
         The precision is `float32`, on a CPU also `int8`, on a GPU also `float16` or `bfloat16`; the
         default is float16 on a GPU with tensor cores, else float32.
@@ -107,6 +108,7 @@ class Translator(TranslationExplainer):
             else ParallelFiles(Path(shortlist[0]), Path(shortlist[1]), on_bad_line="skip")
         )
 
+        path = box_path() if path is None else path
         if not isinstance(path, (str, Path)) and len(path) != 1:
             return cls._load_ensemble(
                 path,

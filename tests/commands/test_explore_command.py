@@ -47,7 +47,6 @@ def test_what_is_shown_must_be_clear(
     bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     html = tmp_path / "out.html"
-    assert "needs a model directory, or --json" in refusal(capsys=capsys)
     assert "--html needs a text" in refusal(bundle, "--html", html, capsys=capsys)
     line = refusal(bundle, "a", "--text", "b", capsys=capsys)
     assert "a text and --text exclude each other; found 'a' and 'b'" in line

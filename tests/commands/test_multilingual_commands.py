@@ -158,7 +158,7 @@ def test_translate_names_and_detects_languages(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["abc"], "which the model translates into bb and cc; add --to bb"),
+        (["abc"], "which the model translates into bb and cc; add --to bb or --to cc"),
         (["--to", "zz", "abc"], "its directions are aa-bb, bb-aa, aa-cc, cc-aa"),
         (["--to", "cc", "--from", "bb", "ABC"], "found --from 'bb' and --to 'cc'"),
     ],

@@ -54,7 +54,10 @@ def test_one_direction_needs_no_languages_and_no_identifier() -> None:
         ({"source": "de", "target": "fr"}, "found --from 'de' and --to 'fr'; its directions are"),
         ({"target": "zh"}, "found --to 'zh'; its directions are de-en, en-de, fr-en, en-fr"),
         ({"source": "zh"}, "found --from 'zh'"),
-        ({"source": "en"}, "in en, which the model translates into de and fr; add --to de"),
+        (
+            {"source": "en"},
+            "in en, which the model translates into de and fr; add --to de or --to fr",
+        ),
     ],
 )
 def test_what_the_model_cannot_do_is_an_error(named: dict[str, str], message: str) -> None:
