@@ -21,9 +21,11 @@ MAX_PARAMETERS_PER_WORD = 15  # larger models overfit a small corpus
 MIN_TOKENS_PER_PARAMETER = 5  # training tokens per parameter, at least ...
 ENOUGH_EPOCHS = 15  # ... or this many epochs
 MAX_EPOCHS = 60  # more overfit ...
-# ... and half of them do already: with time for so many, R-Drop (Liang et al. 2021), whose steps
-# take twice as long, is better even after half as many epochs, and overfits much later.
-MIN_EPOCHS_FOR_R_DROP = 40
+# ... and half of them do already. With time for so many, R-Drop (Liang et al. 2021), whose steps
+# take twice as long, is better after half as many epochs, and overfits much later; after few it is
+# worse.
+MIN_EPOCHS_FOR_R_DROP = 80
+OVERFITTING_EPOCHS = 30
 MAX_R_DROP_EPOCHS = 160
 R_DROP_WEIGHT = 5.0  # the paper's, for translation
 MIN_TRAIN_STEPS = 100
@@ -110,9 +112,8 @@ def choose_config(
     epochs = (
         min(choice.epochs / 2, MAX_R_DROP_EPOCHS) if use_r_drop else min(choice.epochs, MAX_EPOCHS)
     )
-    config = _build_config(
-        choice.model_size, vocab_size, batch, dropout=choose_dropout(epochs, parameters, size.words)
-    )
+    dropout = choose_dropout(epochs, parameters, size.words, use_r_drop=use_r_drop)
+    config = _build_config(choice.model_size, vocab_size, batch, dropout=dropout)
     if use_r_drop:
         config = config.replace(train={"r_drop": R_DROP_WEIGHT})
     steps = max(MIN_TRAIN_STEPS, round(epochs * tokens / 2 / batch))
@@ -150,7 +151,7 @@ def _explain_r_drop(epochs: float) -> str:
     found = f"{epochs:.0f}" if epochs < 1000 else "over 1,000"
     return (
         f", R-Drop {R_DROP_WEIGHT:g}: there is time for {found} epochs, and without it "
-        f"more than about {MIN_EPOCHS_FOR_R_DROP // 2} overfit"
+        f"more than about {OVERFITTING_EPOCHS} overfit"
     )
 
 
@@ -165,9 +166,14 @@ def choose_vocab_size(words: int) -> int:
     return int(min(32_000, max(500, 500 * round(7 * math.sqrt(words) / 500))))
 
 
-def choose_dropout(epochs: float, parameters: int, words: int) -> float:
-    """Return a dropout probability that grows with the epochs and the parameters per word."""
-    pressure = epochs * parameters / words
+def choose_dropout(
+    epochs: float, parameters: int, words: int, *, use_r_drop: bool = False
+) -> float:
+    """Return a dropout probability that grows with the epochs and the parameters per word.
+
+    R-Drop regularizes as well, so with it the same dropout is for four times as many.
+    """
+    pressure = epochs * parameters / words / (4 if use_r_drop else 1)
     return 0.1 if pressure < 100 else 0.2 if pressure < 250 else 0.3
 
 

@@ -139,7 +139,7 @@ def test_time_for_many_epochs_is_spent_on_r_drop():
     found = choose(MIN_EPOCHS_FOR_R_DROP + 1)
     assert found.config.train.r_drop == R_DROP_WEIGHT
     assert found.epochs == pytest.approx((MIN_EPOCHS_FOR_R_DROP + 1) / 2)  # two passes
-    assert "R-Drop 5: there is time for 41 epochs" in "\n".join(found.reasons)
+    assert "R-Drop 5: there is time for 81 epochs" in "\n".join(found.reasons)
     for name in ("train.r_drop", "train.simcut"):  # somebody chose for themselves
         chosen = choose(100, keep=[name])
         assert chosen.config.train.r_drop == 0
@@ -162,6 +162,10 @@ def test_text_that_is_seen_often_is_dropped_more():
     assert [choose_dropout(epochs, 6_500_000, 650_000) for epochs in (5, 20, 40)] == [0.1, 0.2, 0.3]
     assert choose_dropout(18, 1_600_000, 650_000) == 0.1  # a small model has enough to do
     assert choose_dropout(40, 40_000_000, 50_000_000) == 0.1
+    # R-Drop regularizes too.
+    assert [
+        choose_dropout(epochs, 24_000_000, 1_900_000, use_r_drop=True) for epochs in (30, 50, 90)
+    ] == [0.1, 0.2, 0.3]
     # Epochs times parameters per word.
     assert [choose_dropout(1, each, 1) for each in (99, 100, 249, 250)] == [0.1, 0.2, 0.2, 0.3]
 
