@@ -1,4 +1,6 @@
-"""Beam search from its definition, over all candidates, and the reasons of a trace derived again from its scores alone."""
+"""Beam search from its definition, over all candidates, and the reasons of a trace derived again
+from its scores alone.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def enumerate_beam(
     penalty: LengthPenalty,
     rule: Rule,
 ) -> EnumeratedBeam:
-    """Search with a beam by the definition: every candidate of every step is built, sorted and judged."""
+    """Search with a beam by the definition: every candidate of every step is built, sorted and
+    judged.
+    """
     fates = dict[Words, Fate]()
     living: list[tuple[float, Words]] = [(0.0, ())]
     finished: list[tuple[float, Words]] = []

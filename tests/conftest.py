@@ -1,4 +1,6 @@
-"""What all tests share: kits beside this file can be imported, GPU tests are selected, and no other test sees a GPU."""
+"""What all tests share: kits beside this file can be imported, GPU tests are selected, and no other
+test sees a GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ with contextlib.suppress(ImportError):
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Accept the settings of pytest-timeout where it is not installed: a GPU machine may have pytest and no plugins."""
+    """Accept the settings of pytest-timeout where it is not installed: a GPU machine may have
+    pytest and no plugins.
+    """
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "Ignored: pytest-timeout is not installed.")
 
 
 class MissingPackages:
-    """Import finder of last resort that turns the import of a missing test dependency into a skip."""
+    """Import finder of last resort that turns the import of a missing test dependency into a
+    skip.
+    """
 
     names = frozenset(
         {
@@ -56,7 +62,9 @@ class MissingPackages:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `-m gpu`, tolerate missing packages: nothing can be installed on some GPU machines. Elsewhere they stay errors."""
+    """With `-m gpu`, tolerate missing packages: nothing can be installed on some GPU machines.
+    Elsewhere they stay errors.
+    """
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout: ignored, pytest-timeout is not installed")
     if "gpu" in config.option.markexpr and "not gpu" not in config.option.markexpr:
@@ -75,7 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Hide the GPU from every test that is not marked `gpu`, its fixtures and its child processes.
 
-    The device `auto` then means the same on all machines. What training sets once a process starts anew with each test.
+    The device `auto` then means the same on all machines. What training sets once a process starts
+    anew with each test.
     """
     torch.set_float32_matmul_precision("highest")
     torch.use_deterministic_algorithms(False)
@@ -89,7 +98,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_kernels() -> None:
-    """Compile the CPU's kernels before the first test: whichever ran first would find a line about it on its stderr."""
+    """Compile the CPU's kernels before the first test: whichever ran first would find a line about
+    it on its stderr.
+    """
     from dragoman.inference.cpu.kernel_library import load_kernel_library
 
     load_kernel_library()

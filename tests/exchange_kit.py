@@ -45,7 +45,9 @@ def tokenizers_of(config: Config) -> Tokenizers:
 
 
 def made(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
-    """Build a model whose every weight, norms and biases included, has moved off its first value."""
+    """Build a model whose every weight, norms and biases included, has moved off its first
+    value.
+    """
     config = Config().replace(
         model={**BASE, **model},
         text={"vocab_size": 300, "shared_vocab": model.get("tie_embeddings", "all") == "all"},
@@ -61,7 +63,9 @@ def made(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
 
 
 def run_readme(folder: Path) -> str:
-    """Run the code in an export's README as it is, in the export's directory, with nothing of ours on the path."""
+    """Run the code in an export's README as it is, in the export's directory, with nothing of ours
+    on the path.
+    """
     page = (folder / "README.md").read_text("utf-8")
     [code] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert "dragoman" not in code
@@ -76,6 +80,8 @@ def run_readme(folder: Path) -> str:
 
 
 def begins_alike(text: str, other: str) -> bool:
-    """Whether one of two outputs is the beginning of the other, but for the last characters, which a limit may have cut."""
+    """Whether one of two outputs is the beginning of the other, but for the last characters, which
+    a limit may have cut.
+    """
     text, other = (each.rstrip("\ufffd ") for each in (text, other))
     return text.startswith(other) or other.startswith(text)

@@ -1,4 +1,6 @@
-"""A predictor with the explorer's contract and no model behind it, for tests of what lies between it and the page."""
+"""A predictor with the explorer's contract and no model behind it, for tests of what lies between
+it and the page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Small models under test: weights that are all off their first values, and what a model says by itself."""
+"""Small models under test: weights that are all off their first values, and what a model says by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def shaken(model: M, by: float = 0.1) -> M:
-    """Move every weight off its first value: biases and norms begin as noughts and ones, and one mixed up would not show.
+    """Move every weight off its first value: biases and norms begin as noughts and ones, and one
+    mixed up would not show.
 
     The caller has seeded torch's generator.
     """

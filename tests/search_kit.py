@@ -93,7 +93,9 @@ def slow_beam(
     size: int,
     penalty: WuLengthPenalty,
 ) -> list[tuple[float, Words]]:
-    """Search with a beam and no stopping rule: it always runs to the limit. `log_probs` tells of words what may follow."""
+    """Search with a beam and no stopping rule: it always runs to the limit. `log_probs` tells of
+    words what may follow.
+    """
     living: list[tuple[float, Words]] = [(0.0, ())]
     finished: list[tuple[float, Words]] = []
     for step in range(limit + 1):
@@ -112,7 +114,9 @@ def slow_beam(
 
 
 def search_with_own_backend(model: Any, memory: Any, **options: Any) -> list[list[Hypothesis]]:
-    """Search with the backend of a converted model, as the native engine does; else the reference."""
+    """Search with the backend of a converted model, as the native engine does; else the
+    reference.
+    """
     backend = getattr(model, "search_backend", REFERENCE_BACKEND)
     return search(model, memory, backend=backend, **options)
 

@@ -52,7 +52,9 @@ class CopyState(NamedTuple):
 
 
 class CopyModel(nn.Module):
-    """Writes the source again, piece by piece; `stutter` makes it never end, `silent` makes it end at once."""
+    """Writes the source again, piece by piece; `stutter` makes it never end, `silent` makes it end
+    at once.
+    """
 
     def __init__(self, vocabulary: int, *, stutter: bool = False, silent: bool = False) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
-"""Chromium for the tests of the page, and visits that record requests, console lines and CSP violations.
+"""Chromium for the tests of the page, and visits that record requests, console lines and CSP
+violations.
 
-The browser is the program that DRAGOMAN_CHROMIUM names, or chromium, chromium-browser or google-chrome. Without one the
-tests are skipped, with the reason. It never leaves this machine: a visit aborts requests to other hosts and records them.
+The browser is the program that DRAGOMAN_CHROMIUM names, or chromium, chromium-browser or
+google-chrome. Without one the tests are skipped, with the reason. It never leaves this machine: a
+visit aborts requests to other hosts and records them.
 """
 
 from __future__ import annotations
@@ -101,7 +103,9 @@ class Visit:
         self.page.locator('html[data-ready="true"]').wait_for(state="attached")
 
     def wait_until(self, condition: str, argument: Any = None) -> None:
-        """Wait until a function of JavaScript returns true; `wait_for_function` breaks the page's policy."""
+        """Wait until a function of JavaScript returns true; `wait_for_function` breaks the page's
+        policy.
+        """
         for _ in range(1500):
             if self.page.evaluate(condition, argument):
                 return

@@ -1,4 +1,6 @@
-"""Open the explorer page in Chromium without a server: Playwright answers its requests from the package's files."""
+"""Open the explorer page in Chromium without a server: Playwright answers its requests from the
+package's files.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Answer = Callable[[dict[str, Any]], Any]
 
 
 class FakeServer:
-    """The routes of the explorer: files from the package, explanations and answers from the test."""
+    """The routes of the explorer: files from the package, explanations and answers from the
+    test.
+    """
 
     def __init__(
         self, explanation: dict[str, Any] | None, answers: dict[str, Answer] | None = None
@@ -124,7 +128,9 @@ def open_page(
     fragment: str = "",
     answers: dict[str, Answer] | None = None,
 ) -> tuple[Page, FakeServer, list[str]]:
-    """Return the page once it is ready, the server behind it, and what the console said (must stay empty)."""
+    """Return the page once it is ready, the server behind it, and what the console said (must stay
+    empty).
+    """
     server = FakeServer(explanation, answers)
     page = context.new_page()
     problems: list[str] = []

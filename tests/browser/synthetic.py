@@ -1,4 +1,6 @@
-"""Explanations of any size from random numbers, valid by dragoman/explain/schema.json: what the page's tests show."""
+"""Explanations of any size from random numbers, valid by dragoman/explain/schema.json: what the
+page's tests show.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ REASONS = (
 
 
 def encode(array: np.ndarray, dtype: str) -> dict[str, Any]:
-    """Return a tensor of the wire format: u8 by square roots, i8 with a scale, others as they are."""
+    """Return a tensor of the wire format: u8 by square roots, i8 with a scale, others as they
+    are.
+    """
     code, scale = "linear", 1.0
     if dtype == "u8" and array.dtype.kind == "f":
         code = "sqrt"
@@ -93,7 +97,9 @@ def graphemes(text: str) -> list[str]:
 
 
 def tokenize(text: str, *, longest: int = 5) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """Return tokens that tile the text, each with the space before it, and the words as token ranges."""
+    """Return tokens that tile the text, each with the space before it, and the words as token
+    ranges.
+    """
     tokens: list[dict[str, Any]] = []
     words: list[list[int]] = []
     for match in re.finditer(r"\s*\S+|\s+$", text):
@@ -242,7 +248,9 @@ def make_explanation(
     missing: dict[str, str] | None = None,
     languages: tuple[str, str] = ("en", "de"),
 ) -> dict[str, Any]:
-    """Return an explanation as JSON values: texts, or random ones of these lengths, and random numbers."""
+    """Return an explanation as JSON values: texts, or random ones of these lengths, and random
+    numbers.
+    """
     rng = np.random.default_rng(seed)
     missing = missing or {}
     source = random_text(source_length - 1, rng) if source is None else source

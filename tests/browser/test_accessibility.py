@@ -1,4 +1,6 @@
-"""axe-core finds nothing to report; text has contrast; names and numbers are those of the explanation."""
+"""axe-core finds nothing to report; text has contrast; names and numbers are those of the
+explanation.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ TARGET = "Das Haus am Fluss wurde von einem alten Ingenieur gebaut."
 # axe cannot sample text over a gradient or a canvas; CONTRAST measures these instead.
 UNSAMPLED = (".tok", "[role=option]", "[role=treeitem]", "canvas", ".quoted", ".key", "code", "kbd")
 
-# Not decided by axe, and right: a token is as wide as its letters (WCAG 2.5.8, inline), and a hypothesis is as deep in
-# the tree as it has tokens.
+# Not decided by axe, and right: a token is as wide as its letters (WCAG 2.5.8, inline), and a
+# hypothesis is as deep in the tree as it has tokens.
 UNDECIDED = {("target-size", "tok"), ("aria-valid-attr-value", "treeitem")}
 
 CONTRAST = """(selectors) => {

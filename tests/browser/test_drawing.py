@@ -1,4 +1,6 @@
-"""Drawing: only what is in view, long texts pooled and exact on zoom, families, and many selections."""
+"""Drawing: only what is in view, long texts pooled and exact on zoom, families, and many
+selections.
+"""
 
 from __future__ import annotations
 

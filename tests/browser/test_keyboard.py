@@ -1,4 +1,6 @@
-"""A person with a keyboard and no mouse reaches everything, sees where they are and is never trapped."""
+"""A person with a keyboard and no mouse reaches everything, sees where they are and is never
+trapped.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ SOURCE = "The house at the river was built by an old engineer."
 TARGET = "Das Haus am Fluss wurde von einem alten Ingenieur gebaut."
 OTHER = "Das Haus an dem Fluss baute ein alter Ingenieur."
 
-# Whether the focus can be seen: an outline of 2 px or more on the element or on its active descendant.
+# Whether the focus can be seen: an outline of 2 px or more on the element or on its active
+# descendant.
 FOCUS_SEEN = """() => {
   const at = document.activeElement;
   if (!at || at === document.body) return 'nothing has the focus';

@@ -1,4 +1,6 @@
-"""Texts in many scripts are shown as they are: whole, in their direction, without breaking out or being injected."""
+"""Texts in many scripts are shown as they are: whole, in their direction, without breaking out or
+being injected.
+"""
 
 from __future__ import annotations
 

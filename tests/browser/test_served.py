@@ -1,4 +1,6 @@
-"""The page as it is served: everything it shows comes from the model behind it, and from nowhere else."""
+"""The page as it is served: everything it shows comes from the model behind it, and from nowhere
+else.
+"""
 
 from __future__ import annotations
 

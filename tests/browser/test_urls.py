@@ -1,4 +1,6 @@
-"""The address holds the selection: saved, opened fresh, back and forward; nothing that is typed into it can break the page."""
+"""The address holds the selection: saved, opened fresh, back and forward; nothing that is typed
+into it can break the page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Classification from the command line: train, resume, predict, evaluate and verify a classifier."""
+"""Classification from the command line: train, resume, predict, evaluate and verify a
+classifier.
+"""
 
 from __future__ import annotations
 

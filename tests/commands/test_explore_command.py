@@ -104,8 +104,10 @@ def test_serving_needs_the_extra_and_a_file_does_not(
 def test_a_file_is_written_without_starlette_being_imported(stored: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from dragoman.cli.app import main; "
-        f"code = main(['explore', '--json', {str(stored)!r}, '--html', {str(tmp_path / 'o.html')!r}]); "
-        "print(code, [m for m in ('starlette', 'uvicorn', 'torch', 'matplotlib') if m in sys.modules])"
+        f"code = main(['explore', '--json', {str(stored)!r}, '--html', "
+        f"{str(tmp_path / 'o.html')!r}]); "
+        "print(code, [m for m in ('starlette', 'uvicorn', 'torch', 'matplotlib') if m in "
+        "sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

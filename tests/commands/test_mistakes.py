@@ -70,7 +70,8 @@ def test_a_path_that_is_no_model_is_answered_with_one_that_is(
         ),
         (
             ["settings", "nope"],
-            "there is no setting or section 'nope'; choose one of classify, data, decode, language, "
+            "there is no setting or section 'nope'; choose one of classify, data, decode, "
+            "language, "
             "model, pairs, sets, tag, text, train",
         ),
         (

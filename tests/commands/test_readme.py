@@ -1,4 +1,6 @@
-"""The pages are run: README and tutorial on a small corpus; the FAQ's commands are parsed; links are followed."""
+"""The pages are run: README and tutorial on a small corpus; the FAQ's commands are parsed; links
+are followed.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ README, README_ZH, TUTORIAL, FAQ = (
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 REPOSITORY = "https://github.com/dragoman-nmt/dragoman/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/dragoman-nmt/dragoman/main/"
-QUICK = "--recipe tiny --set train.steps=4 --set train.warmup_steps=1 --set model.width=16 --set model.ffn_width=32"
-QUICK += " --set text.vocab_size=340 --set train.checkpoint_every=2 --set train.validate_every=2 --set data.cache_dir=cache"
+QUICK = (
+    "--recipe tiny --set train.steps=4 --set train.warmup_steps=1 --set model.width=16 --set "
+    "model.ffn_width=32"
+)
+QUICK += (
+    " --set text.vocab_size=340 --set train.checkpoint_every=2 --set train.validate_every=2 "
+    "--set data.cache_dir=cache"
+)
 QUICK += " --set train.threads=1"
 Typed = Callable[[str | bytes], None]
 

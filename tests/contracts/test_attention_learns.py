@@ -1,4 +1,6 @@
-"""The smallest miniature: every score and every alignment learns where to look, from what it should have read alone."""
+"""The smallest miniature: every score and every alignment learns where to look, from what it should
+have read alone.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_score_learns_to_read_backwards(score: str) -> None:
 
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_an_alignment_learns_to_read_along(alignment: str) -> None:
-    """What monotonic attention learns as an expectation holds when it chooses: no gap between training and use."""
+    """What monotonic attention learns as an expectation holds when it chooses: no gap between
+    training and use.
+    """
     weights = learn("normed_additive", alignment, torch.arange(PLACES))
     assert weights.argmax(-1).tolist() == list(range(PLACES))
     assert weights.diagonal().mean() > 0.8

@@ -1,4 +1,6 @@
-"""Traces of beam search over real models: every architecture, the compiled kernels, and constraints."""
+"""Traces of beam search over real models: every architecture, the compiled kernels, and
+constraints.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ def couplets() -> Translator:
 
 @pytest.mark.parametrize("size", [1, 3, 6])
 def test_tokens_that_a_constraint_forbids_are_said_to_be(size: int) -> None:
-    """A pattern of few texts: a token may come if some text begins with what it makes, byte by byte."""
+    """A pattern of few texts: a token may come if some text begins with what it makes, byte by
+    byte.
+    """
     translator = couplets()
     options = TranslationOptions(beam=size, nbest=size, constraints=[Regex("[山水][云月风]")])
     texts = [(one + other).encode() for one in "山水" for other in "云月风"]

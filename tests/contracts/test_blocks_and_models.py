@@ -1,6 +1,7 @@
 """What every block, norm, residual wiring, activation and position scheme promises inside a model.
 
-A member whose definition breaks a promise says so in its registry entry (`exempt`); the reason is then shown as a skip.
+A member whose definition breaks a promise says so in its registry entry (`exempt`); the reason is
+then shown as a skip.
 """
 
 from __future__ import annotations
@@ -40,16 +41,19 @@ SOURCELESS = (
     "tcn",
     "tcn(kernel_size=2, dilation=2)",
 )  # it reads no source: beside it in the decoder stands `attend`
-# Forms of a block that take another way through its code; the exemptions of the plain form are not theirs.
+# Forms of a block that take another way through its code; the exemptions of the plain form are not
+# theirs.
 FORMS = [
     "lstm(attention=scaled_dot)",
     "lstm(attention=general, input_feeding=true, layers=2)",
     "gru(attention=additive, decoder=bahdanau, initial_state=first)",
-    "lstm(attention=dot, decoder=bahdanau, input_feeding=true, initial_state=last, initial_cell=true, residual_connection=false)",
+    "lstm(attention=dot, decoder=bahdanau, input_feeding=true, initial_state=last, "
+    "initial_cell=true, residual_connection=false)",
     "gru(attention=additive, alignment=location_sensitive)",
     "lstm(attention=additive, alignment=coverage, decoder=bahdanau)",
     "lstm(attention=location_cumulative)",
-    "lstm(attention=normed_additive, decoder=gnmt, layers=3, initial_state=zero, residual_connection=false)",
+    "lstm(attention=normed_additive, decoder=gnmt, layers=3, initial_state=zero, "
+    "residual_connection=false)",
     "conv(attention=convs2s, activation=relu, layers=2)",
     "tcn(kernel_size=2, dilation=2)",
     "conv(dilation=2)",
@@ -138,7 +142,9 @@ def test_extending_in_any_split_equals_forward(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 @torch.no_grad()
 def test_padding_changes_nothing(kind: str, name: str) -> None:
-    """Any registered member (fairseq#427, pytorch/translate#308): more padding, and other rubbish in it, same output."""
+    """Any registered member (fairseq#427, pytorch/translate#308): more padding, and other rubbish
+    in it, same output.
+    """
     promise(kind, name, "padding")
     model = build(kind, name)
     src, mask, tgt = batch()
@@ -299,7 +305,9 @@ def test_gradients_are_slopes(name: str, causal: bool, residual: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ENCODER_ONLY])
 def test_gradients_flow_through_extending(name: str) -> None:
-    """Segments of a long text train with what came before: extending must not write over what a gradient needs."""
+    """Segments of a long text train with what came before: extending must not write over what a
+    gradient needs.
+    """
     promise("block", name, "extend")
     block = make_block(name, causal=True)
     x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)

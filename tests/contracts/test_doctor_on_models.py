@@ -1,4 +1,6 @@
-"""Every architecture is sound by the doctor's own checks: the miniature of every recipe, and recurrences with every alignment."""
+"""Every architecture is sound by the doctor's own checks: the miniature of every recipe, and
+recurrences with every alignment.
+"""
 
 from __future__ import annotations
 

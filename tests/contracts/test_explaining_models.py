@@ -1,4 +1,6 @@
-"""Every architecture can be explained and asked for alignments: the miniature of every recipe, and decoders without cross-attention."""
+"""Every architecture can be explained and asked for alignments: the miniature of every recipe, and
+decoders without cross-attention.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ def shown(block: str) -> list[str]:
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Run the page's blocks in order; a block that begins with a file name is saved as that file."""
+    """Run the page's blocks in order; a block that begins with a file name is saved as that
+    file.
+    """
     for registry in (SCORES, ALIGNMENTS):  # the page registers names; they are gone afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry))
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,6 @@
-"""What settings of heads, embeddings and stacks promise: the contracts of 4.6 for each, alone and with positions inside attention."""
+"""What settings of heads, embeddings and stacks promise: the contracts of 4.6 for each, alone and
+with positions inside attention.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +95,9 @@ def build(name: str) -> EncoderDecoder:
     assert not list(config.problems())
     model = build_model(config, src_vocab_size=23, tgt_vocab_size=23).double().eval()
     for path, weight in model.named_parameters():
-        if (
-            "mix_" in path
-        ):  # heads that talk start with nothing to say; rows that still sum to one keep what `record` promises
+        # Talking heads start as the identity; rows that still sum to one keep what `record`
+        # promises.
+        if "mix_" in path:
             torch.nn.init.uniform_(weight)
             weight.data /= weight.data.sum(-1, keepdim=True)
     return model

@@ -1,4 +1,6 @@
-"""What every norm promises while training, and that one which does not keep it says so and really does not."""
+"""What every norm promises while training, and that one which does not keep it says so and really
+does not.
+"""
 
 from __future__ import annotations
 

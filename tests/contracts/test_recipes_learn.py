@@ -1,7 +1,9 @@
-"""The miniature of every recipe learns to write words backwards, or forwards where it reads along, and generates what it learnt.
+"""The miniature of every recipe learns to write words backwards, or forwards where it reads along,
+and generates what it learnt.
 
-In two forms: letters alone, and with a space between any two. A recipe that cannot says so in its registry entry (`exempt`,
-"learns"). All but a few are slow: `make test-slow`. `bench/mini_recipes.py` does the same through the commands.
+In two forms: letters alone, and with a space between any two. A recipe that cannot says so in its
+registry entry (`exempt`, "learns"). All but a few are slow: `make test-slow`.
+`bench/mini_recipes.py` does the same through the commands.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ SPACE = 4 + LETTERS  # the id after the last letter's
 def words(
     rows: int, generator: torch.Generator, *, backwards: bool, spaced: bool
 ) -> tuple[Tensor, Tensor]:
-    """Make words of one length, which differs from call to call, and what is to be written; both with their end."""
+    """Make words of one length, which differs from call to call, and what is to be written; both
+    with their end.
+    """
     length = int(torch.randint(4, LONGEST + 1, (1,), generator=generator))
     letters, end = (
         torch.randint(4, 4 + LETTERS, (rows, length), generator=generator),
@@ -71,7 +75,9 @@ def batch(src: Tensor, tgt: Tensor) -> Batch:
 def share_right(
     model: EncoderDecoder, generator: torch.Generator, *, backwards: bool, spaced: bool
 ) -> float:
-    """Let a model write words that it has not seen, greedily, and count those that it gets right."""
+    """Let a model write words that it has not seen, greedily, and count those that it gets
+    right.
+    """
     right = 0
     for _ in range(5):
         src, tgt = words(40, generator, backwards=backwards, spaced=spaced)

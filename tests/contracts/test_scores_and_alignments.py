@@ -123,7 +123,9 @@ def test_features_without_room_for_them_are_refused_when_built(pair: tuple[str, 
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
 def test_neighbours_and_padding_change_nothing(score: str, alignment: str) -> None:
-    """A batch of sentences gives what each gives alone (fairseq#4207: monotonic attention that could not be batched)."""
+    """A batch of sentences gives what each gives alone (fairseq#4207: monotonic attention that
+    could not be batched).
+    """
     attention = mechanism(score, alignment)
     query, key, mask = tensors()
     together = attention(query=query, key=key, value=key, mask=mask)
@@ -134,7 +136,9 @@ def test_neighbours_and_padding_change_nothing(score: str, alignment: str) -> No
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
 def test_selecting_rows_commutes_with_stepping(score: str, alignment: str) -> None:
-    """Beams reorder the state, and each row goes on as it would have (fairseq#3892: a gather of the wrong rows)."""
+    """Beams reorder the state, and each row goes on as it would have (fairseq#3892: a gather of the
+    wrong rows).
+    """
     attention = mechanism(score, alignment)
     query, key, mask = tensors()
     rows = torch.tensor([1, 0, 1])

@@ -1,4 +1,6 @@
-"""Search over the real step contract: caches, reordered beams and dropped rows must not show in the result."""
+"""Search over the real step contract: caches, reordered beams and dropped rows must not show in the
+result.
+"""
 
 from __future__ import annotations
 

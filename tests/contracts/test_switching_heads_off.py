@@ -1,4 +1,6 @@
-"""Every recipe's miniature: heads off, their effects, the lens and attribution, with their invariants."""
+"""Every recipe's miniature: heads off, their effects, the lens and attribution, with their
+invariants.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The miniature of every norm, activation, position scheme and setting of heads learns to reverse, and generates what it learnt."""
+"""The miniature of every norm, activation, position scheme and setting of heads learns to reverse,
+and generates what it learnt.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "talking": {"talking_heads": True},
     "factorised, of length one": {"embedding_width": 12, "fix_norm": True},
 }
-# Distances say where a word stands only by way of the sentence's end, which takes a second layer to find; ALiBi's slopes are steep enough
-# for so short sentences in some of eight heads.
+# Distances say where a word stands only by way of the sentence's end, which takes a second layer to
+# find; ALiBi's slopes are steep enough for so short sentences in some of eight heads.
 RELATIVE: dict[str, dict[str, object]] = {
     "rotary": {"width": 32, "heads": 2},
     "t5": {"width": 32, "heads": 2},

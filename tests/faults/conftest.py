@@ -34,7 +34,9 @@ def victims():
 
 @pytest.fixture(scope="session")
 def memory():
-    """A folder in memory, where fsync is quick: what a killed process leaves does not depend on the disk."""
+    """A folder in memory, where fsync is quick: what a killed process leaves does not depend on the
+    disk.
+    """
     place = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="dragoman-faults-", dir=place if os.access(place, os.W_OK) else None

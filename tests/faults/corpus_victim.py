@@ -1,4 +1,6 @@
-"""Prepares each bad corpus named on standard input and reports, for each, how it ended and what it cost. Run by test_bad_corpora.py."""
+"""Prepares each bad corpus named on standard input and reports, for each, how it ended and what it
+cost. Run by test_bad_corpora.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hugging Face directories that are damaged or hostile: each import ends in one line, and nothing is left behind."""
+"""Hugging Face directories that are damaged or hostile: each import ends in one line, and
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -168,25 +170,58 @@ WHOLE = (
     "max_position_embeddings",
 )
 CASES: dict[str, tuple[Spoil, str]] = {
-    **{f"{name} {value!r:.20}": (setting(name, value), name) for name in WHOLE
-       for value in (10**9, 0, -1, "8", 2.5, None, [8], True, 10**400)},
-    **{f"without {name}": (without(name), name) for name in ("vocab_size", "d_model", "decoder_layers", "activation_function")},
-    **{f"{name} {value!r}": (setting(name, value), name) for name in ("scale_embedding", "tie_word_embeddings")
-       for value in (1, "yes", None)},
-    **{f"dropout {value!r}": (setting("dropout", value), "dropout") for value in ("0.1", -1, 2, [], 10**400)},
-    **{f"activation {value!r}": (setting("activation_function", value), "activation_function") for value in ("tanh", 3, [], {})},
-    **{f"start {value!r}": (setting("decoder_start_token_id", value), "decoder_start_token_id") for value in (10**9, -1, "1", [1], 1.0)},
-    **{f"eos {value!r}": (setting("eos_token_id", value), "eos_token_id") for value in (0, 10**9, [2], "</s>")},
-    **{f"kind {value!r}": (setting("model_type", value), "model_type") for value in ("bart", None, 7, ["marian"], {"a": 1})},
+    **{
+        f"{name} {value!r:.20}": (setting(name, value), name)
+        for name in WHOLE
+        for value in (10**9, 0, -1, "8", 2.5, None, [8], True, 10**400)
+    },
+    **{
+        f"without {name}": (without(name), name)
+        for name in ("vocab_size", "d_model", "decoder_layers", "activation_function")
+    },
+    **{
+        f"{name} {value!r}": (setting(name, value), name)
+        for name in ("scale_embedding", "tie_word_embeddings")
+        for value in (1, "yes", None)
+    },
+    **{
+        f"dropout {value!r}": (setting("dropout", value), "dropout")
+        for value in ("0.1", -1, 2, [], 10**400)
+    },
+    **{
+        f"activation {value!r}": (setting("activation_function", value), "activation_function")
+        for value in ("tanh", 3, [], {})
+    },
+    **{
+        f"start {value!r}": (setting("decoder_start_token_id", value), "decoder_start_token_id")
+        for value in (10**9, -1, "1", [1], 1.0)
+    },
+    **{
+        f"eos {value!r}": (setting("eos_token_id", value), "eos_token_id")
+        for value in (0, 10**9, [2], "</s>")
+    },
+    **{
+        f"kind {value!r}": (setting("model_type", value), "model_type")
+        for value in ("bart", None, 7, ["marian"], {"a": 1})
+    },
     "another width": (setting("d_model", 32), "must fit config.json"),
     "more heads than divide": (setting("encoder_attention_heads", 3), "do not divide"),
     "one vocabulary of two sizes": (setting("decoder_vocab_size", 77), "decoder_vocab_size of 77"),
-    "tables apart": (setting("share_encoder_decoder_embeddings", False), "share_encoder_decoder_embeddings False"),
+    "tables apart": (
+        setting("share_encoder_decoder_embeddings", False),
+        "share_encoder_decoder_embeddings False",
+    ),
     "post-norm": (setting("normalize_before", False), "normalize_before False"),
     "more layers": (setting("decoder_layers", 2), "no model.decoder.layers.1"),
-    "another vocabulary size": (setting("vocab_size", 1000), "a vocab_size of 1000 and a decoder_vocab_size of 300"),
+    "another vocabulary size": (
+        setting("vocab_size", 1000),
+        "a vocab_size of 1000 and a decoder_vocab_size of 300",
+    ),
     "output of its own": (setting("tie_word_embeddings", False), "lm_head.weight"),
-    "beams": (setting("num_beams", 10**9, "generation_config.json"), "num_beams from 1 to 256; found 1000000000"),
+    "beams": (
+        setting("num_beams", 10**9, "generation_config.json"),
+        "num_beams from 1 to 256; found 1000000000",
+    ),
     "beams of text": (setting("num_beams", "many", "generation_config.json"), "found 'many'"),
     "noted beam": (setting("dragoman", {"decode": {"beam": "x"}}), "beam"),
     "noted setting": (setting("dragoman", {"data": {"secret": 1}}), "secret"),
@@ -196,10 +231,16 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "half a character": (setting("\ud800", 299, "vocab.json"), "tokens of Unicode text"),
     "ids twice": (swapped_vocabulary, "one id twice"),
     "no unknown": (without("<unk>", "vocab.json"), "no <unk>"),
-    "other tokens": (content("vocab.json", b'{"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}'), "must have its pieces in vocab.json"),
+    "other tokens": (
+        content("vocab.json", b'{"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}'),
+        "must have its pieces in vocab.json",
+    ),
     "not a number": (number(float("nan")), "finite numbers"),
     "infinity": (number(float("inf")), "finite numbers"),
-    "a pickle": (pickled, "a pickle or another format, which is not opened because it can run code"),
+    "a pickle": (
+        pickled,
+        "a pickle or another format, which is not opened because it can run code",
+    ),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "found none"),
     "an index of nothing": (index(), "found no model.decoder.embed_tokens"),
     "an index elsewhere": (index(**{WEIGHT: "../part.safetensors"}), "found '../part.safetensors'"),
@@ -207,23 +248,39 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "an index of a lost weight": (index(nothing="part.safetensors"), "must hold 'nothing'"),
     "an index of numbers": (index(**{WEIGHT: 3}), "weight_map of file names"),
     "a lost weight": (header(lambda entries: entries.pop(WEIGHT)), f"found no {WEIGHT}"),
-    "one weight more": (header(lambda entries: entries.update({"model.more": entries[WEIGHT]})), "found 'model.more'"),
-    "another shape": (header(lambda entries: entries[WEIGHT].update(shape=[8, 32])), r"found \[8, 32\] of F32"),
+    "one weight more": (
+        header(lambda entries: entries.update({"model.more": entries[WEIGHT]})),
+        "found 'model.more'",
+    ),
+    "another shape": (
+        header(lambda entries: entries[WEIGHT].update(shape=[8, 32])),
+        r"found \[8, 32\] of F32",
+    ),
     "a shape of text": (header(lambda entries: entries[WEIGHT].update(shape="ab")), "found"),
     "another type": (header(lambda entries: entries[WEIGHT].update(dtype="I32")), "of I32"),
     "a type that is none": (header(lambda entries: entries[WEIGHT].update(dtype=["F32"])), "of"),
-    "offsets beyond": (header(lambda entries: entries[WEIGHT].update(data_offsets=[0, 1 << 60])), "model.safetensors"),
+    "offsets beyond": (
+        header(lambda entries: entries[WEIGHT].update(data_offsets=[0, 1 << 60])),
+        "model.safetensors",
+    ),
     "a huge header": (content("model.safetensors", struct.pack("<Q", 1 << 62) + b"{}"), "header"),
-    **{f"{file} {what}": (spoil(file), file) for file in ("config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors")
-       for what, spoil in (("as a pipe", pipe), ("as a folder", folder), ("as a link", link))},
-    **{f"{file} of {len(data)} bytes {data[:8]!r}": (content(file, data), file)
-       for file in ("config.json", "vocab.json", "generation_config.json")
-       for data in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": 1, "a": 2}')},
-    **{f"{file} cut {kept}": (cut(file, kept), file)
-       for file in ("config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors")
-       for kept in (0.0, 0.3, 0.9)},
+    **{
+        f"{file} {what}": (spoil(file), file)
+        for file in ("config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors")
+        for what, spoil in (("as a pipe", pipe), ("as a folder", folder), ("as a link", link))
+    },
+    **{
+        f"{file} of {len(data)} bytes {data[:8]!r}": (content(file, data), file)
+        for file in ("config.json", "vocab.json", "generation_config.json")
+        for data in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": 1, "a": 2}')
+    },
+    **{
+        f"{file} cut {kept}": (cut(file, kept), file)
+        for file in ("config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors")
+        for kept in (0.0, 0.3, 0.9)
+    },
     "source.spm of noise": (content("source.spm", bytes(range(256)) * 8), "source.spm"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -285,7 +342,9 @@ def test_an_import_that_translates_otherwise_is_not_kept(
 
 
 def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_path: Path) -> None:
-    """A tokenizer's settings may name any file; only what was validated is handed to transformers."""
+    """A tokenizer's settings may name any file; only what was validated is handed to
+    transformers.
+    """
     theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
     os.mkfifo(tmp_path / "pipe")
     setting("target_vocab_file", str(tmp_path / "pipe"), "tokenizer_config.json")(theirs)

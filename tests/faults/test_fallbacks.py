@@ -1,6 +1,8 @@
-"""What a machine lacks costs one line, which says what is used instead, and the result is the same: every case through the commands.
+"""What a machine lacks costs one line, which says what is used instead, and the result is the same:
+every case through the commands.
 
-Each case runs a command twice, on a machine in order and on one that is broken in a certain way, and compares what comes out.
+Each case runs a command twice, on a machine in order and on one that is broken in a certain way,
+and compares what comes out.
 """
 
 from __future__ import annotations
@@ -72,12 +74,14 @@ CASES = {
     "an old driver": Case(
         TRANSLATE,
         old_driver,
-        rf"the GPU cannot be used \(CUDA init.*driver on your system is too old \(found version 11040\)\): {ON_CPU}",
+        rf"the GPU cannot be used \(CUDA init.*driver on your system is too old \(found "
+        rf"version 11040\)\): {ON_CPU}",
     ),
     "an old GPU": Case(
         TRANSLATE,
         OLD,
-        rf"GeForce GTX 1080 \(sm_61\) is too old for this torch, which is built for sm_75, sm_80: {ON_CPU}",
+        rf"GeForce GTX 1080 \(sm_61\) is too old for this torch, which is built for sm_75, "
+        rf"sm_80: {ON_CPU}",
     ),
     "doctor with an old GPU": Case(
         "doctor {}/model", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"
@@ -114,7 +118,8 @@ CASES = {
     "no ctranslate2": Case(
         EXPORTED,
         without("ctranslate2"),
-        rf"the engine ctranslate2-float32 is not used \(found no ctranslate2; to have it: pip install 'dragoman\[fast\]'\): {NATIVE}",
+        rf"the engine ctranslate2-float32 is not used \(found no ctranslate2; to have it: "
+        rf"pip install 'dragoman\[fast\]'\): {NATIVE}",
     ),
     "no ctranslate2 where it is asked for": Case(
         f"{EXPORTED} --engine ctranslate2",
@@ -129,7 +134,8 @@ CASES = {
     "a ctranslate2 that does not load": Case(
         EXPORTED,
         unloadable("ctranslate2"),
-        rf"the engine ctranslate2-float32 is not used \(found a ctranslate2 that does not load \(ImportError: libiomp5.so: .*\): {NATIVE}",
+        rf"the engine ctranslate2-float32 is not used \(found a ctranslate2 that does not "
+        rf"load \(ImportError: libiomp5.so: .*\): {NATIVE}",
     ),
     "a damaged engine": Case(
         "translate -m {}/damaged",
@@ -146,13 +152,15 @@ CASES = {
     "an engine that fails when it is measured": Case(
         EXPORTED,
         failing_engine,
-        rf"the engine ctranslate2-float32 failed \(Unsupported model binary\): {NATIVE} but for rounding",
+        rf"the engine ctranslate2-float32 failed \(Unsupported model binary\): {NATIVE} but "
+        rf"for rounding",
         usual=f"{EXPORTED} --engine native",  # which measures nothing that could be remembered
     ),
     "an engine that fails at work": Case(
         f"{EXPORTED} --engine ctranslate2",
         failing_engine,
-        rf"the engine ctranslate2-float32 failed \(Unsupported model binary\): {NATIVE} but for rounding",
+        rf"the engine ctranslate2-float32 failed \(Unsupported model binary\): {NATIVE} but "
+        rf"for rounding",
     ),
 }
 
@@ -279,7 +287,8 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
         rf"out of memory with a batch of \d sentences: .* in halves, {SAME}", said[0]
     )
     assert said[1:] == [
-        f"out of memory for a single sentence: sentences that do not fit are translated on the CPU, {SAME}"
+        f"out of memory for a single sentence: sentences that do not fit are translated on "
+        f"the CPU, {SAME}"
     ]
 
 

@@ -127,7 +127,9 @@ def test_local_p_s_bell_has_the_figures_of_its_definition() -> None:
 
 @pytest.mark.parametrize("width", [64, 1024])
 def test_local_p_does_not_saturate_while_nothing_is_learnt(width: int) -> None:
-    """Forty steps of Adam that all pull one way, at 2e-3: a position that every query predicts at an end has no gradient to return."""
+    """Forty steps of Adam that all pull one way, at 2e-3: a position that every query predicts at
+    an end has no gradient to return.
+    """
     torch.manual_seed(0)
     alignment, query, length = (
         LocalPredictiveAlignment(query_width=width),

@@ -42,7 +42,9 @@ def defined(
     *,
     causal: bool,
 ) -> Tensor:
-    """Follow the definition token by token: who meets whom in any round, and one softmax over them."""
+    """Follow the definition token by token: who meets whom in any round, and one softmax over
+    them.
+    """
     query, key_value, buckets = attention.project(x)
     value = key_value[:, 1]
     rows = []
@@ -177,7 +179,9 @@ def test_hashes_are_those_of_transformers(buckets: int) -> None:
 
 
 def test_a_hash_is_the_nearest_of_the_rotated_axes() -> None:
-    """Equation and loop: the bucket of a vector is where [xR; -xR] is largest, and opposites fall into opposite ones."""
+    """Equation and loop: the bucket of a vector is where [xR; -xR] is largest, and opposites fall
+    into opposite ones.
+    """
     torch.manual_seed(0)
     vectors, rotations = torch.randn(1, 1, 20, 4), torch.randn(1, 4, 2, 3)
     found = hash_vectors(vectors, rotations, (6,))

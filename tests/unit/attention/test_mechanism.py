@@ -1,4 +1,6 @@
-"""Attention layers used alone: pooling and self-attention by any score, against loops, and what their doors say to bad input."""
+"""Attention layers used alone: pooling and self-attention by any score, against loops, and what
+their doors say to bad input.
+"""
 
 from __future__ import annotations
 
@@ -273,7 +275,8 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
         (
             lambda: ATTENTION(X, mask=MASK),
-            "broadcast to (B, T, S), here (2, 5, 5); found shape (2, 5); add an axis for the queries",
+            "broadcast to (B, T, S), here (2, 5, 5); found shape (2, 5); add an axis for the "
+            "queries",
         ),
         (
             lambda: ATTENTION(X, mask=masks.causal(4)),
@@ -282,7 +285,8 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         (lambda: ATTENTION(X, mask=torch.ones(5, dtype=torch.bool)), "found shape (5,)"),
         (
             lambda: CROSS(X, X),
-            "a memory must have width 6, as the attention was built; found shape (2, 5, 8); build the attention with memory_width=8",
+            "a memory must have width 6, as the attention was built; found shape (2, 5, 8); "
+            "build the attention with memory_width=8",
         ),
         (
             lambda: CROSS(X, MEMORY[:1]),
@@ -294,7 +298,8 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
         (
             lambda: MECHANISM(query=X, key=X, value=X),
-            "keys must have width 6, as the attention was built; found shape (2, 5, 8); build the score with key_width=8",
+            "keys must have width 6, as the attention was built; found shape (2, 5, 8); "
+            "build the score with key_width=8",
         ),
         (
             lambda: MECHANISM(query=MEMORY, key=MEMORY, value=MEMORY),
@@ -370,7 +375,9 @@ def test_a_mask_of_heads_and_a_mask_of_pairs_are_let_in() -> None:
 
 
 def test_the_public_names_are_one_list() -> None:
-    """What a type checker sees, what is fetched, and what is listed are the same, and all of it can be had."""
+    """What a type checker sees, what is fetched, and what is listed are the same, and all of it can
+    be had.
+    """
     source = (ROOT / "dragoman" / "attention" / "__init__.py").read_text(encoding="utf-8")
     typed = {
         alias.asname
@@ -390,7 +397,10 @@ def test_the_public_names_are_one_list() -> None:
 
 
 def test_the_package_stays_light() -> None:
-    code = "import sys, dragoman.attention; print('torch' in sys.modules, 'AttentionPooling' in dir(dragoman.attention))"
+    code = (
+        "import sys, dragoman.attention; print('torch' in sys.modules, 'AttentionPooling' in "
+        "dir(dragoman.attention))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

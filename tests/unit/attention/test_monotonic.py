@@ -1,4 +1,6 @@
-"""Monotonic attention against its paper's recurrence, against every path of the head, and at lengths where others broke."""
+"""Monotonic attention against its paper's recurrence, against every path of the head, and at
+lengths where others broke.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def quiet(**options: float) -> MonotonicAlignment:
 
 
 def recurrence(stops: Tensor) -> Tensor:
-    """Follow the recurrence of the paper, one number after another: stops (T, S) give weights (T, S)."""
+    """Follow the recurrence of the paper, one number after another: stops (T, S) give weights (T,
+    S).
+    """
     before = [1.0] + [0.0] * (stops.size(1) - 1)
     rows = []
     for row in stops.tolist():
@@ -95,7 +99,9 @@ def test_expected_weights_are_the_recurrence_and_the_sum_over_paths(
 @pytest.mark.parametrize("size", [1.0, 20.0, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_five_hundred_keys_over_many_positions_stay_right(dtype: torch.dtype, size: float) -> None:
-    """Scores of any size give the recurrence's weights and finite gradients (fairseq#4001: NaN from a vanished product)."""
+    """Scores of any size give the recurrence's weights and finite gradients (fairseq#4001: NaN from
+    a vanished product).
+    """
     torch.manual_seed(0)
     scores = (size * torch.randn(1, 60, 500) - 2).to(dtype).requires_grad_()
     weights = quiet().to(dtype)(scores, everything(1, 500))
@@ -143,7 +149,9 @@ def test_gradients_of_the_expected_weights_are_slopes(
 
 
 def test_after_training_the_head_stops_at_the_first_fit_and_never_goes_back() -> None:
-    """Each row of a batch follows its own head (fairseq#3892 gathered the wrong place, #4207 took one row only)."""
+    """Each row of a batch follows its own head (fairseq#3892 gathered the wrong place, #4207 took
+    one row only).
+    """
     torch.manual_seed(0)
     scores = torch.randn(8, 12, 9, dtype=torch.float64)
     lengths = torch.tensor([9, 9, 7, 5, 3, 1, 9, 8])
@@ -224,7 +232,9 @@ def test_a_chunk_of_one_is_monotonic_attention() -> None:
 
 
 def test_energies_far_apart_leave_chunks_finite() -> None:
-    """A chunk far below the row's largest energy still has shares, where one common maximum would leave 0 / 0."""
+    """A chunk far below the row's largest energy still has shares, where one common maximum would
+    leave 0 / 0.
+    """
     energies = torch.tensor([[300.0, 0.0, 1.0, -300.0, -301.0]], requires_grad=True)
     found = spread_over_chunks(torch.full((1, 5), 0.2), energies, everything(1, 5), 2)
     assert found.sum().item() == pytest.approx(1)
@@ -298,7 +308,9 @@ def scanned(
 @pytest.mark.parametrize("hole", [False, True])
 @torch.no_grad()
 def test_scanning_stops_where_scoring_all_keys_does(offset: float, hole: bool) -> None:
-    """Heads that stay, that walk, and that run past the last key; rows of several lengths, one without keys."""
+    """Heads that stay, that walk, and that run past the last key; rows of several lengths, one
+    without keys.
+    """
     torch.manual_seed(0)
     score = AdditiveScore(query_width=8, key_width=8, score_width=8)
     attention = Mechanism(score, MonotonicAlignment(offset=offset)).double().eval()

@@ -132,7 +132,9 @@ def test_dropout_acts_in_training_only() -> None:
 @pytest.mark.parametrize("kv_heads", [0, 2])
 @torch.no_grad()
 def test_values_may_have_a_width_of_their_own(value_width: int, kv_heads: int) -> None:
-    """Section 3.2.2 of Vaswani et al. (2017) with d_v apart from d_k, head by head; cached and not."""
+    """Section 3.2.2 of Vaswani et al. (2017) with d_v apart from d_k, head by head; cached
+    and not.
+    """
     torch.manual_seed(0)
     options = {"head_width": 5, "value_width": value_width, "kv_heads": kv_heads}
     own = SelfAttention(12, 4, **options).double()

@@ -16,7 +16,9 @@ from dragoman.errors import DragomanError
 
 
 def test_masks_come_from_lengths() -> None:
-    """Never from values: a mask made of embeddings that positions were added to hides nothing (Kyubyong/transformer#33)."""
+    """Never from values: a mask made of embeddings that positions were added to hides nothing
+    (Kyubyong/transformer#33).
+    """
     assert masks.from_lengths(torch.tensor([2, 0, 3])).tolist() == [
         [True, True, False],
         [False] * 3,
@@ -76,7 +78,9 @@ def test_places_past_the_table_are_computed() -> None:
 
 
 def test_learned_positions_end_where_they_end() -> None:
-    """Too long is an error with the numbers, not an index error from the depths (huggingface/transformers#11958)."""
+    """Too long is an error with the numbers, not an index error from the depths
+    (huggingface/transformers#11958).
+    """
     learned = LearnedPositions(width=4, max_positions=8)
     assert learned.vectors(6, 2).shape == (2, 4)
     with pytest.raises(DragomanError, match="fit the 8 learned positions; found 9 tokens"):

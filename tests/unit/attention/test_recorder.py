@@ -55,7 +55,9 @@ def batch() -> dict[str, Tensor]:
 def test_every_attention_is_noted_by_its_path(
     model: EncoderDecoder, batch: dict[str, Tensor]
 ) -> None:
-    """Encoder, decoder and cross attention alike (OpenNMT-py#897), each head by itself (fairseq#3365)."""
+    """Encoder, decoder and cross attention alike (OpenNMT-py#897), each head by itself
+    (fairseq#3365).
+    """
     before = model(**batch)
     with record(model) as notes:
         torch.testing.assert_close(model(**batch), before)
@@ -88,7 +90,9 @@ def test_nothing_is_left_behind(model: EncoderDecoder, batch: dict[str, Tensor])
 def test_only_named_attentions_take_the_plain_path(
     model: EncoderDecoder, batch: dict[str, Tensor]
 ) -> None:
-    """An alignment can be had from one layer without slowing the others (sillsdev/machine.py#201)."""
+    """An alignment can be had from one layer without slowing the others
+    (sillsdev/machine.py#201).
+    """
     with record(model, ["decoder.1.cross"]) as notes:
         assert find_attentions(model)["decoder.0.cross"].hooks is None
         model(**batch)
@@ -160,7 +164,9 @@ def test_two_edits_apply_in_their_order(model: EncoderDecoder, batch: dict[str, 
 def test_compiled_blocks_are_one_graph_until_somebody_records(
     model: EncoderDecoder, batch: dict[str, Tensor]
 ) -> None:
-    """A recording, or another thread's, must neither break the graph of an unrecorded model nor be baked into it."""
+    """A recording, or another thread's, must neither break the graph of an unrecorded model nor be
+    baked into it.
+    """
     off = {"decoder.0.cross": heads_off([0])}
     with torch.no_grad():
         before = model(**batch)

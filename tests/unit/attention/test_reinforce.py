@@ -1,4 +1,6 @@
-"""Hard attention by reward, and losses that alignments add: against enumeration, and through the task and the trainer's eyes."""
+"""Hard attention by reward, and losses that alignments add: against enumeration, and through the
+task and the trainer's eyes.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def gradients(loss: Tensor, model: EncoderDecoder) -> list[Tensor]:
 def test_the_estimators_mean_is_the_gradient_of_the_expected_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Over all choices of one sentence, weighed by their probabilities; whatever the baseline is."""
+    """Over all choices of one sentence, weighed by their probabilities; whatever the baseline
+    is.
+    """
     model = build("lstm(attention=reinforce, decoder=bahdanau, residual_connection=false)").train()
     alignment = alignment_of(model)
     alignment.soft_probability, alignment.entropy = 0.0, 0.0
@@ -171,9 +175,12 @@ def test_shares_are_shares(option: str) -> None:
 
 @pytest.mark.parametrize("query", ["luong", "bahdanau"])
 def test_the_coverage_loss_reaches_the_total_in_training_alone(query: str) -> None:
-    """Its weight times what the recorded weights repeat at real positions; validation's likelihood never has it."""
+    """Its weight times what the recorded weights repeat at real positions; validation's likelihood
+    never has it.
+    """
     model = build(
-        f"lstm(attention=coverage, decoder={query}, coverage_loss_weight=0.5, residual_connection=false)"
+        f"lstm(attention=coverage, decoder={query}, coverage_loss_weight=0.5, "
+        f"residual_connection=false)"
     )
     pairs, task = batch(), TranslationTask(smoothing=0.0)
     with record(model) as notes:

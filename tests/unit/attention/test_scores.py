@@ -109,7 +109,10 @@ def test_features_are_a_term_inside_the_tanh_or_refused(name: str) -> None:
     if not score.accepts_features:
         with pytest.raises(
             DragomanError,
-            match=rf"only additive scores.*found {type(score).__name__} and .*\(2, 3, 5, 6\); use score additive",
+            match=(
+                rf"only additive scores.*found {type(score).__name__} and .*\(2, 3, 5, 6\); "
+                rf"use score additive"
+            ),
         ):
             score(query, score.prepare(key), features)
         return
@@ -132,7 +135,9 @@ def test_every_parameter_receives_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_a_key_of_zeros_leaves_values_and_gradients_finite(name: str) -> None:
-    """Padding is often zeros, whose direction nobody knows (fairseq#4001: NaN that spread from hidden places)."""
+    """Padding is often zeros, whose direction nobody knows (fairseq#4001: NaN that spread from
+    hidden places).
+    """
     score, (query, key) = build(name), tensors()
     key[0, 3:] = 0
     key.requires_grad_()

@@ -1,4 +1,6 @@
-"""The benches run at their smallest sizes and print what scripts read; what they compare is fair."""
+"""The benches run at their smallest sizes and print what scripts read; what they compare is
+fair.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The race between the exported engine and CTranslate2 used directly: all ways do the same work, and the table can be read."""
+"""The race between the exported engine and CTranslate2 used directly: all ways do the same work,
+and the table can be read.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_sentences_are_drawn_alike(bench: ModuleType) -> None:
 
 
 def test_all_ways_translate_the_same(bench: ModuleType, tmp_path: Path) -> None:
-    """Directly, outputs are as long as their batch's limit, and ours are cut to their own; as far as both go they are equal."""
+    """Directly, outputs are as long as their batch's limit, and ours are cut to their own; as far
+    as both go they are equal.
+    """
     translator, lines = (
         bench.make_translator(tmp_path, "tiny", "float32"),
         bench.synthetic_lines(40, seed=2),

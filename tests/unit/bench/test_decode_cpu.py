@@ -187,8 +187,10 @@ name = parser.parse_known_args()[0].worker
 if name.startswith("eole"):
     raise SystemExit("ImportError: no module named aiohttp")
 seconds = {"native float32": [0.5], "native int8": [0.25], "ctranslate2 float32 workers": [0.8]}
-seconds |= {"OpenNMT-py float32": [1.0], "transformers float32": [2.0, 1.25], "JoeyNMT float32": [30.0]}
-shown = [("1 x 2", "1 process, 2 threads"), ("2 x 1", "2 processes")] if len(seconds[name]) > 1 else [("2 x 1", "")]
+seconds |= {"OpenNMT-py float32": [1.0], "transformers float32": [2.0, 1.25]}
+seconds |= {"JoeyNMT float32": [30.0]}
+shown = [("1 x 2", "1 process, 2 threads"), ("2 x 1", "2 processes")]
+shown = shown if len(seconds[name]) > 1 else [("2 x 1", "")]
 ways = [{"layout": label, "description": words, "rows": 32} for label, words in shown]
 print(json.dumps({"version": "1.0", "core_layouts": ways}), flush=True)
 for number, line in enumerate(sys.stdin):
@@ -284,7 +286,9 @@ def test_toolkits_take_part_when_all_peers_are_asked_for(
 def entered(
     monkeypatch: pytest.MonkeyPatch, layouts: str, numbers: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """Be a contender that can be layouts in two ways, of which stand-ins take the places, on a clock of their own."""
+    """Be a contender that can be layouts in two ways, of which stand-ins take the places, on a
+    clock of their own.
+    """
     from bench import benchmark_worker
 
     class Arranged:

@@ -1,4 +1,6 @@
-"""The comparison of loss curves computes what it says, gives all runs the same start, and sees what differs."""
+"""The comparison of loss curves computes what it says, gives all runs the same start, and sees what
+differs.
+"""
 
 from __future__ import annotations
 
@@ -159,9 +161,9 @@ def test_the_table_has_a_line_a_window_and_tells_the_worst(
     assert first.split() == ["1-50", "5.0000", "0.1000", "0.0100", "0.0200", "0.5"]
     assert second.split() == ["51-100", "5.0000", "0.1000", "-0.2500", "0.1250", "-2.0"]
     assert third.split()[0] == "101-150"
-    assert (
-        last
-        == "largest difference 0.2500 nats, largest in standard errors 2.5; 2 of 3 windows within two standard errors"
+    assert last == (
+        "largest difference 0.2500 nats, largest in standard errors 2.5; 2 of 3 windows "
+        "within two standard errors"
     )
 
 

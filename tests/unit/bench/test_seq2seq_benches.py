@@ -76,7 +76,9 @@ def test_the_systems_differ_in_attention_and_build(bench) -> None:
 
 
 def test_the_growth_of_a_gap_is_found_with_its_interval(bench) -> None:
-    """A system that is right everywhere, and one that is wrong on half of the long sentences; scores are sacreBLEU's."""
+    """A system that is right everywhere, and one that is wrong on half of the long sentences;
+    scores are sacreBLEU's.
+    """
     module = bench("attention_by_length")
     generator = random.Random(1)
     references = [

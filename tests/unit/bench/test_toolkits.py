@@ -1,4 +1,6 @@
-"""Other toolkits are installed once, told to train the same model, and a failure of one is a line; stand-ins take their places."""
+"""Other toolkits are installed once, told to train the same model, and a failure of one is a line;
+stand-ins take their places.
+"""
 
 from __future__ import annotations
 
@@ -138,9 +140,18 @@ def test_texts_are_cut_at_spaces_and_pieces_are_listed(bench, tmp_path):
 
 
 LOGS = {
-    "OpenNMT-py": "Step  2/ 6; acc: 0.0; bsz: 1739/1812/110; 117/122 tok/s;  30 sec;\nStep  4/ 6; bsz: 1/2/3; 164/172 tok/s; 50 sec;",
-    "eole": "Step  2/ 4; sents: 25; bsz: 222/ 234/12; 324/342 tok/s; 1 sec;\nStep  4/ 4; bsz:  222/ 238/16; 8631/9232 tok/s;  1 sec;",
-    "JoeyNMT": "Step: 2, Batch Acc: 0.005479, Tokens per Sec:     2739, Lr: 0.000001\nStep: 4, Tokens per Sec:      300, Lr: 0.1",
+    "OpenNMT-py": (
+        "Step  2/ 6; acc: 0.0; bsz: 1739/1812/110; 117/122 tok/s;  30 sec;\nStep  4/ 6; bsz: "
+        "1/2/3; 164/172 tok/s; 50 sec;"
+    ),
+    "eole": (
+        "Step  2/ 4; sents: 25; bsz: 222/ 234/12; 324/342 tok/s; 1 sec;\nStep  4/ 4; bsz:  "
+        "222/ 238/16; 8631/9232 tok/s;  1 sec;"
+    ),
+    "JoeyNMT": (
+        "Step: 2, Batch Acc: 0.005479, Tokens per Sec:     2739, Lr: 0.000001\nStep: 4, "
+        "Tokens per Sec:      300, Lr: 0.1"
+    ),
 }
 
 

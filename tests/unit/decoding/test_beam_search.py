@@ -1,4 +1,6 @@
-"""Search against exhaustive enumeration and against a slow reference, on models small enough to enumerate."""
+"""Search against exhaustive enumeration and against a slow reference, on models small enough to
+enumerate.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def every_output(
 def test_a_beam_that_drops_nothing_finds_the_n_best_of_all_sequences(
     source: int, alpha: float
 ) -> None:
-    """With any length penalty: the rule that ends the search must not end it early (OpenNMT-py#1320, xnmt#572, transformers#20901)."""
+    """With any length penalty: the rule that ends the search must not end it early
+    (OpenNMT-py#1320, xnmt#572, transformers#20901).
+    """
     model, penalty = TableModel(), WuLengthPenalty(alpha)
     expected = every_output(model, source, 4, penalty)[:5]
     [found] = run(model, [source], BeamSearch(size=3**5, nbest=5, penalty=penalty))
@@ -108,7 +112,9 @@ STRATEGIES = {
 @settings(max_examples=25, deadline=None)
 @given(sources=st.lists(st.integers(0, 500), min_size=1, max_size=8), data=st.data())
 def test_neighbours_change_nothing(name: str, sources: list[int], data) -> None:
-    """Any composition and order of a batch, the same output (OpenNMT-py#2208, #1909, #318, transformers#38778, sockeye#907)."""
+    """Any composition and order of a batch, the same output (OpenNMT-py#2208, #1909, #318,
+    transformers#38778, sockeye#907).
+    """
     limits = data.draw(st.lists(st.integers(1, 9), min_size=len(sources), max_size=len(sources)))
     prefixes = data.draw(
         st.lists(
@@ -153,7 +159,9 @@ def test_specials_are_never_produced(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_log_probs_are_the_models_own(name: str) -> None:
-    """One a token and one for the end, not renormalised over what was allowed: they equal a separate pass (tensor2tensor#917)."""
+    """One a token and one for the end, not renormalised over what was allowed: they equal a
+    separate pass (tensor2tensor#917).
+    """
     model = TableModel()
     for source, hypotheses in enumerate(run(model, list(range(10)), STRATEGIES[name], limit=5)):
         for h in hypotheses:
@@ -247,7 +255,9 @@ def test_rows_are_reordered_unless_they_all_stay_in_their_places() -> None:
 
 
 def test_n_best_costs_no_second_pass() -> None:
-    """Asking for all hypotheses of a beam takes no step more than the beam has (tensor2tensor#1122)."""
+    """Asking for all hypotheses of a beam takes no step more than the beam has
+    (tensor2tensor#1122).
+    """
     one, many = TableModel(), TableModel()
     run(one, [5], BeamSearch(size=4, nbest=1, penalty=WuLengthPenalty(0.0)), limit=8)
     run(many, [5], BeamSearch(size=4, nbest=4, penalty=WuLengthPenalty(0.0)), limit=8)
@@ -337,7 +347,9 @@ def test_sampling_depends_on_seed_and_line_only() -> None:
 
 
 def test_sampling_follows_the_distribution() -> None:
-    """Frequencies of 4,000 draws lie within four standard deviations of the model's probabilities."""
+    """Frequencies of 4,000 draws lie within four standard deviations of the model's
+    probabilities.
+    """
     model, count = TableModel(), 4000
     wanted = torch.tensor(model.log_probs(3, (BOS,))).exp()
     wanted[[PAD, BOS, UNK]] = 0

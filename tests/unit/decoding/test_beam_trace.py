@@ -1,4 +1,6 @@
-"""Traces of beam search against the definition: an enumeration of all candidates, and reasons derived from scores alone."""
+"""Traces of beam search against the definition: an enumeration of all candidates, and reasons
+derived from scores alone.
+"""
 
 from __future__ import annotations
 

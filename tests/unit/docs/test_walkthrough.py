@@ -1,4 +1,6 @@
-"""The walk-through is run: every block in order, in both languages, and what it says is printed is printed."""
+"""The walk-through is run: every block in order, in both languages, and what it says is printed is
+printed.
+"""
 
 from __future__ import annotations
 

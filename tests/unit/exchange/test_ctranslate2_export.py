@@ -1,4 +1,6 @@
-"""Export to CTranslate2: every setting that it can express gives its numbers, the others are refused, and the engine keeps our promises."""
+"""Export to CTranslate2: every setting that it can express gives its numbers, the others are
+refused, and the engine keeps our promises.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_quantising_leaves_the_living_model_alone(tmp_path: Path) -> None:
 def pair(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[NativeEngine, CTranslate2Engine, Tokenizers]:
-    """Give both engines of one model, whose outputs are of all lengths and include forbidden pieces."""
+    """Give both engines of one model, whose outputs are of all lengths and include forbidden
+    pieces.
+    """
     model, tokenizers, config = made(output_bias=True)
     with torch.no_grad():
         model.output.bias[EOS] += 7.0  # type: ignore[index]
@@ -194,7 +198,9 @@ def test_unscored_outputs_are_the_scored_ones(
 def test_a_beam_ranks_by_our_penalty_and_scores_as_the_model_does(
     pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
 ) -> None:
-    """Its search ends by another rule, so its n best need not be ours; what it says of them must be true all the same."""
+    """Its search ends by another rule, so its n best need not be ours; what it says of them must be
+    true all the same.
+    """
     native, engine, tokenizers = pair
     prefix = tokenizers.tgt.encode("EINE")
     penalty = WuLengthPenalty(0.7)

@@ -1,4 +1,6 @@
-"""Import of Hugging Face's Marian: a directory as OPUS-MT has them, with random weights, must translate as it did."""
+"""Import of Hugging Face's Marian: a directory as OPUS-MT has them, with random weights, must
+translate as it did.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ LINES = [
 
 
 def learn(lines: list[str], pieces: int) -> bytes:
-    """Train a SentencePiece model as OPUS does: unigram, its own normaliser, its own numbers, no padding."""
+    """Train a SentencePiece model as OPUS does: unigram, its own normaliser, its own numbers, no
+    padding.
+    """
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines * 20),

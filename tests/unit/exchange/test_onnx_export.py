@@ -1,4 +1,6 @@
-"""Export to ONNX: two graphs, run by onnxruntime alone, write what the model writes; the page's loop among them."""
+"""Export to ONNX: two graphs, run by onnxruntime alone, write what the model writes; the page's
+loop among them.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +198,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_other_families_are_exported_or_refused_with_what_was_met(
     name: str, tmp_path: Path
 ) -> None:
-    """Torch unrolls a recurrent encoder at the length that it is traced with, so its graph holds for no other."""
+    """Torch unrolls a recurrent encoder at the length that it is traced with, so its graph holds
+    for no other.
+    """
     bundle = made(tmp_path / "m", **FAMILIES[name])
     if name == "recurrent":
         with pytest.raises(
@@ -210,7 +214,9 @@ def test_other_families_are_exported_or_refused_with_what_was_met(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_graphs_before_tracing_step_as_the_model_does(name: str) -> None:
-    """What is traced is this: a state taken apart into tensors, put together again, and grown by joining."""
+    """What is traced is this: a state taken apart into tensors, put together again, and grown by
+    joining.
+    """
     model, _ = built(**FAMILIES[name])
     slots = find_state_tensors(model)
     src, mask = torch.randint(4, 300, (2, 6)), torch.arange(6) < torch.tensor([[6], [4]])

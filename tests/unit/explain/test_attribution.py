@@ -1,4 +1,6 @@
-"""Attribution: closed forms of a linear model, finite differences, and recomputation token by token."""
+"""Attribution: closed forms of a linear model, finite differences, and recomputation token by
+token.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The model's thread: one piece of work at a time, which stops when nobody waits for it any more."""
+"""The model's thread: one piece of work at a time, which stops when nobody waits for it any
+more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The explorer's server on a real socket: addresses, slow clients, clients that leave, and its end."""
+"""The explorer's server on a real socket: addresses, slow clients, clients that leave, and
+its end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The page's sources: vendored files are unmodified, modules keep the rules of the exporter, no markup from strings."""
+"""The page's sources: vendored files are unmodified, modules keep the rules of the exporter, no
+markup from strings.
+"""
 
 from __future__ import annotations
 

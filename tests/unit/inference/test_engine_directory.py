@@ -1,4 +1,6 @@
-"""An engine inside a bundle: exported whole or not at all, found, checked, and done without where it is damaged."""
+"""An engine inside a bundle: exported whole or not at all, found, checked, and done without where
+it is damaged.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,9 @@ def test_an_engine_that_nobody_named_leaves_beams_to_the_native_one(
 
 @pytest.fixture
 def stranger(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Export an engine and forget that it was made here, as on a machine that the model was copied to."""
+    """Export an engine and forget that it was made here, as on a machine that the model was copied
+    to.
+    """
     folder = export_ctranslate2(bundle, quantization="float32").path
     monkeypatch.setattr(engine_trust, "trust_directory", lambda: tmp_path / "trusted")
     return folder
@@ -193,7 +197,9 @@ def resign(folder: Path) -> None:
 
 
 def without_heads(folder: Path) -> None:
-    """Set the encoder's heads to 0, by which CTranslate2 divides: the process that reads it dies of SIGFPE."""
+    """Set the encoder's heads to 0, by which CTranslate2 divides: the process that reads it dies of
+    SIGFPE.
+    """
     data = bytearray((folder / "model.bin").read_bytes())
     at = data.index(b"encoder/num_heads\0") + len(b"encoder/num_heads\0")
     assert data[at : at + 8] == bytes([0, 2, 2, 0, 0, 0, 4, 0]), (
@@ -213,8 +219,8 @@ def test_an_engine_of_a_stranger_is_not_opened_unless_named(
     assert translator.engine.name == "native"
     assert translator.translate(LINES)
     assert (
-        "the engine ctranslate2-float32 must be exported on this machine to be opened; found one that came with the model"
-        in caplog.text
+        "the engine ctranslate2-float32 must be exported on this machine to be opened; found "
+        "one that came with the model" in caplog.text
     )
     assert (
         list_engines(Bundle.load(bundle), GreedySearch())[1].trouble
@@ -226,7 +232,9 @@ def test_an_engine_of_a_stranger_is_not_opened_unless_named(
     assert all(check.ok for check in verify_directory(bundle))
     with pytest.raises(
         BundleError,
-        match="must pass a trial in a child process; found a crash with SIGFPE; use --engine native",
+        match=(
+            "must pass a trial in a child process; found a crash with SIGFPE; use --engine native"
+        ),
     ):
         Translator.load(bundle, engine="ctranslate2")
     assert not engine_trust.is_trusted(engine_digest(stranger))
@@ -350,7 +358,9 @@ def test_a_damaged_engine_costs_a_line_and_the_native_one_translates(
 
 
 def test_an_engine_that_computes_something_else_is_not_used(bundle: Path) -> None:
-    """Golden vectors catch what hashes cannot: here, an engine whose manifest claims to be this model's and is not."""
+    """Golden vectors catch what hashes cannot: here, an engine whose manifest claims to be this
+    model's and is not.
+    """
     export_ctranslate2(bundle, quantization="float32")
     loaded = Bundle.load(bundle)
     for case in loaded.golden["cases"]:
@@ -395,8 +405,8 @@ def test_an_engine_that_is_not_installed_costs_a_line(bundle: Path, tmp_path: Pa
     assert auto.stdout.splitlines() == Translator.load(bundle, engine="native").translate(LINES)
     [line] = [line for line in auto.stderr.splitlines() if "engine" in line]
     assert (
-        "is not used (found no ctranslate2; to have it: pip install 'dragoman[fast]'): the native engine is used"
-        in line
+        "is not used (found no ctranslate2; to have it: pip install 'dragoman[fast]'): the "
+        "native engine is used" in line
     )
     named = subprocess.run(
         [*run, "export", str(bundle), "--to", "ctranslate2"],

@@ -1,4 +1,6 @@
-"""Heads switched off, attributions and effects of a translator: fresh runs give the same numbers."""
+"""Heads switched off, attributions and effects of a translator: fresh runs give the same
+numbers.
+"""
 
 from __future__ import annotations
 

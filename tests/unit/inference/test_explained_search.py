@@ -1,4 +1,6 @@
-"""How an explained translation was found: beam trace, forced prefixes, branches, references; hostile requests; threads."""
+"""How an explained translation was found: beam trace, forced prefixes, branches, references;
+hostile requests; threads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Windows of lines: what is there already is read whole, nobody waits for an answer that could be had, and memory stays flat."""
+"""Windows of lines: what is there already is read whole, nobody waits for an answer that could be
+had, and memory stays flat.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ Make = Callable[["Counting"], Translator]
 
 
 class Pen:
-    """Lines of which somebody has written some: `ready` as long as there are any, and reading past them ends the test."""
+    """Lines of which somebody has written some: `ready` as long as there are any, and reading past
+    them ends the test.
+    """
 
     def __init__(self, written: list[str]) -> None:
         self.written, self.waited = deque(written), 0
@@ -193,7 +197,9 @@ def test_what_came_before_a_mistake_is_answered_first(
 
 
 def test_a_file_makes_few_batches_and_the_same_answers(make: Make, tmp_path: Path) -> None:
-    """Counted in calls of the engine: a list, a file and standard input from a file are as one to it, and lines that trickle are not."""
+    """Counted in calls of the engine: a list, a file and standard input from a file are as one to
+    it, and lines that trickle are not.
+    """
     lines = [
         "" if number % 7 == 3 else f"line {number} " + "0" * (number % 5) for number in range(900)
     ]

@@ -1,4 +1,6 @@
-"""NaN and infinity are noticed in every form of a model, precision and search, wherever the model as it is notices them."""
+"""NaN and infinity are noticed in every form of a model, precision and search, wherever the model
+as it is notices them.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +170,8 @@ def test_every_form_notices_what_the_model_notices(damage: str, wiring: str) -> 
     DAMAGES[damage](model)
     made = {name: form() for name, form in forms(model).items()}
     for strategy, return_scores in WAYS:
-        # Torch's fused attention gives zeros on a CPU where all scores of a row are NaN: what counts is the definition.
+        # Torch's fused attention gives zeros on a CPU where all scores of a row are NaN: what
+        # counts is the definition.
         with edit(model, dict.fromkeys(find_attentions(model), lambda weights: weights)):
             assert diverges(model, strategy, return_scores), "a damage must be one to the model"
         assert {
@@ -185,11 +188,8 @@ def test_one_row_that_is_not_finite_is_noticed_among_others(
     for name, form in forms(model).items():
         made = form()
         assert diverges(made, strategy, return_scores), name
-    for row in (
-        0,
-        1,
-        2,
-    ):  # whatever the neighbours are, those that do not read it must not write it: its logit is NaN too
+    # Rows that do not read the token must not write it either: its logit is NaN too.
+    for row in (0, 1, 2):
         assert diverges(model, strategy, return_scores, [SOURCES[row]])
 
 

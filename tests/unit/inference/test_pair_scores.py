@@ -74,7 +74,9 @@ def test_scoring_twice_gives_the_same_bits(translator: Translator) -> None:
 
 
 class SameTokens:
-    """A tokenizer that cuts texts into the tokens that a model wrote: a random model writes what no tokenizer would."""
+    """A tokenizer that cuts texts into the tokens that a model wrote: a random model writes what no
+    tokenizer would.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tokens: dict[str, list[str]]) -> None:
         self._tokenizer = tokenizer

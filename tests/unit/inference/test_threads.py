@@ -1,4 +1,6 @@
-"""One model in many threads: translating, explaining, recording and editing at once give what one thread alone gets."""
+"""One model in many threads: translating, explaining, recording and editing at once give what one
+thread alone gets.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def ask(name: str, number: int) -> dict[str, Any]:
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Name what differs: nothing, to the last bit, but in a pass of one's own, which rounds as its number of torch's threads has it."""
+    """Name what differs: nothing, to the last bit, but in a pass of one's own, which rounds as its
+    number of torch's threads has it.
+    """
     wrong = sorted(found.keys() ^ expected.keys())
     for name in found.keys() & expected.keys():
         one, other = found[name], expected[name]
@@ -230,7 +234,9 @@ def test_an_error_in_one_thread_leaves_the_others_recording() -> None:
 
 
 def test_threads_and_contexts_started_within_a_block() -> None:
-    """A plain thread records nothing; one that runs in a copy of the context is part of the call, until the block ends."""
+    """A plain thread records nothing; one that runs in a copy of the context is part of the call,
+    until the block ends.
+    """
     model, heard = model_of("transformer"), []
     done = threading.Event()
 
@@ -303,7 +309,9 @@ def test_tasks_of_one_event_loop_record_apart() -> None:
 
 @pytest.mark.parametrize("name", ["transformer", "gru"])
 def test_a_translator_that_is_edited_or_recorded_does_so_for_all_its_work(name: str) -> None:
-    """The engine's workers are other threads: whoever records gets every step, and whoever edits an edited translation."""
+    """The engine's workers are other threads: whoever records gets every step, and whoever edits an
+    edited translation.
+    """
     path = "decoder.1.cross" if name == "transformer" else "decoder.0.cross"
     few = {"beam": 1, "batch_size": 1}
     with edit(translator(name, 1).model, {path: first_only}):

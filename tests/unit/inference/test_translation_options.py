@@ -1,4 +1,6 @@
-"""What may be asked of a translator: n best, prefixes, scores, alignment, samples, devices; and what is refused."""
+"""What may be asked of a translator: n best, prefixes, scores, alignment, samples, devices; and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def translator(bundle: Path) -> Translator:
     ],
 )
 def test_batch_size_changes_nothing(translator: Translator, options: dict) -> None:
-    """The same text out whatever the batch (OpenNMT-py#2208, #1909, #502, CTranslate2#693, fairseq#427)."""
+    """The same text out whatever the batch (OpenNMT-py#2208, #1909, #502, CTranslate2#693,
+    fairseq#427).
+    """
     lines = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(40)]
     one = list(translator.stream(lines, batch_size=1, **options))
     many = list(translator.stream(lines, batch_size=64, **options))
@@ -107,7 +111,9 @@ def test_alignment_does_not_depend_on_neighbours(translator: Translator) -> None
 
 
 def test_explain_shows_what_translate_did(translator: Translator) -> None:
-    """Recorded numbers belong to the translation shown (OpenNMT-py#2490, tensor2tensor#917); shapes are by head (fairseq#3365)."""
+    """Recorded numbers belong to the translation shown (OpenNMT-py#2490, tensor2tensor#917); shapes
+    are by head (fairseq#3365).
+    """
     explanation = translator.explain("Ein Mann geht.", beam=3)
     [found] = translator.stream(["Ein Mann geht."], beam=3, alignment=True)
     assert explanation.translation == found.text

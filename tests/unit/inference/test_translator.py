@@ -1,4 +1,6 @@
-"""The translator's promises: as many lines out as in, in order, and nothing cut, lost or changed without a word."""
+"""The translator's promises: as many lines out as in, in order, and nothing cut, lost or changed
+without a word.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_text_goes_through_unchanged(tokenizers: Tokenizers) -> None:
 def test_order_and_number_of_lines_are_kept(
     tokenizers: Tokenizers, lines: list[str], batch_size: int | None, window: int
 ) -> None:
-    """Whatever the batches and windows (fairseq#2036, #4684, #1059, tensorflow/nmt#277; marian-dev#365)."""
+    """Whatever the batches and windows (fairseq#2036, #4684, #1059, tensorflow/nmt#277;
+    marian-dev#365).
+    """
     found = copying(tokenizers).translate(lines, batch_size=batch_size, window=window)
     assert found == [line.strip() for line in lines]
 
@@ -121,7 +125,9 @@ def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None
 
 
 def test_an_output_that_goes_round_in_circles_is_noted(tokenizers: Tokenizers) -> None:
-    """Endless repetition does not pass for a translation (LibreTranslate#46, #183, argos-translate#428, EasyNMT#38)."""
+    """Endless repetition does not pass for a translation (LibreTranslate#46, #183,
+    argos-translate#428, EasyNMT#38).
+    """
     [found] = copying(tokenizers, stutter=True).stream(["Zwei Kinder"])
     assert any("repeats itself" in note for note in found.notes)
     [found] = copying(tokenizers).stream(["7 " * 15])  # what the source repeats may be repeated
@@ -208,7 +214,9 @@ def test_lines_are_encoded_by_a_thread_for_every_512_of_them(
 
 
 def test_a_part_may_have_as_many_tokens_as_the_limit(tokenizers: Tokenizers) -> None:
-    """A word without any break is cut into parts that are as long as may be, at the limit and not one below."""
+    """A word without any break is cut into parts that are as long as may be, at the limit and not
+    one below.
+    """
     text = "\u2460" * 25  # a character of three bytes, each a token
     one, two = (len(tokenizers.src.encode("\u2460" * count)) for count in (1, 2))
     longest = one + 6 * (two - one)  # of seven characters
@@ -240,7 +248,9 @@ def test_learned_positions_hold_a_source_and_its_end_and_no_more(
 
 
 def test_the_length_limit_leaves_room_for_a_forced_prefix(tokenizers: Tokenizers) -> None:
-    """The prefix is forced on the first part of a line, and the limit counts what the model itself may write beside it."""
+    """The prefix is forced on the first part of a line, and the limit counts what the model itself
+    may write beside it.
+    """
     config = CONFIG.replace(decode={"max_length_ratio": 2.0, "max_length_extra": 5})
     prefix = tokenizers.tgt.encode("Eine Frau")
     for text in ("7", "0123456789"):
@@ -254,7 +264,9 @@ def test_the_length_limit_leaves_room_for_a_forced_prefix(tokenizers: Tokenizers
 
 
 def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers) -> None:
-    """Lines in = lines out, even when the model spells a line break in bytes (marian-dev#365, #667)."""
+    """Lines in = lines out, even when the model spells a line break in bytes (marian-dev#365,
+    #667).
+    """
     [found] = copying(tokenizers).stream(["ab\u000bcd\rx"])
     assert "\r" not in found.text
     assert "\n" not in found.text
@@ -292,7 +304,9 @@ def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
 def test_a_batch_that_does_not_fit_in_memory_is_halved(
     tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is dropped, and one sentence that does not fit alone is an error (OpenNMT-py#1161)."""
+    """Nothing is dropped, and one sentence that does not fit alone is an error
+    (OpenNMT-py#1161).
+    """
     translator = copying(tokenizers)
     encode = translator.model.encode
 
@@ -310,7 +324,9 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
 
 
 class Reticent(CopyModel):
-    """Copies, but ends at once where the source begins with one of some tokens; has room for two sentences at a time."""
+    """Copies, but ends at once where the source begins with one of some tokens; has room for two
+    sentences at a time.
+    """
 
     def __init__(self, vocabulary: int, quiet: set[int]) -> None:
         super().__init__(vocabulary)
@@ -372,7 +388,9 @@ def test_text_without_any_break_is_split_too(tokenizers: Tokenizers) -> None:
 def test_sentences_are_joined_as_their_script_does(
     source: str, before: str, gap: str, after: str, expected: str
 ) -> None:
-    """A Chinese source has no spaces between sentences; its English translation must (mosesdecoder#190)."""
+    """A Chinese source has no spaces between sentences; its English translation must
+    (mosesdecoder#190).
+    """
     assert target_gap(source, before, gap, after) == expected
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,7 @@ def test_pruned_trials_are_those_worse_than_the_median(run: Run) -> None:
     for trial in result.trials:
         for number in range(2, len(trial.reports) + 1):
             others = sorted(min(each.reports[:number]) for each in ended if len(each.reports) == 4)
-            middle = len(others) // 2
-            median = (
-                (others[middle] + others[middle - 1]) / 2 if len(others) % 2 == 0 else others[middle]
-            ) if len(others) >= 4 else float("inf")  # fmt: skip
+            median = statistics.median(others) if len(others) >= 4 else float("inf")
             worse = min(trial.reports[:number]) > median
             assert worse == (trial.state == "pruned" and number == len(trial.reports))
         if trial.state == "complete":

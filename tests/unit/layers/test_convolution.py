@@ -1,4 +1,6 @@
-"""The parts of a convolutional model: normed weights, damped gradients, gated convolutions, scaled sums."""
+"""The parts of a convolutional model: normed weights, damped gradients, gated convolutions, scaled
+sums.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from dragoman.models.factory import build_model, count_parameters
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3)])
 def test_normed_weights_are_pytorchs(shape: tuple[int, ...]) -> None:
-    """Values and gradients, of a matrix and of a kernel, with lengths that have left their directions' own."""
+    """Values and gradients, of a matrix and of a kernel, with lengths that have left their
+    directions' own.
+    """
     torch.manual_seed(0)
     ours = WeightNormWeight(*shape, std=0.5).double()
     module: nn.Module = (
@@ -57,7 +61,9 @@ def test_a_normed_weight_starts_as_the_plain_one() -> None:
 def test_a_normed_weight_is_put_together_once_where_nothing_is_learnt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And again as soon as it changes, whoever changes it: in place, by loading, by another tensor, or unseen between two modes."""
+    """And again as soon as it changes, whoever changes it: in place, by loading, by another tensor,
+    or unseen between two modes.
+    """
     weight = WeightNormWeight(3, 2, std=1.0).eval()
     made: list[int] = []
     plain = weight._compute_weight
@@ -88,7 +94,9 @@ def test_a_normed_weight_is_put_together_once_where_nothing_is_learnt(
 
 
 def test_damping_divides_the_gradient_into_the_encoders_outputs_alone() -> None:
-    """The released code's GradMultiply: by twice the number of attentions, not for the embeddings, and no value changes."""
+    """The released code's GradMultiply: by twice the number of attentions, not for the embeddings,
+    and no value changes.
+    """
     places = {
         "config": ModelConfig(width=4, heads=1, dropout=0.0, residual="scaled"),
         "causal": True,
@@ -167,7 +175,9 @@ def test_the_scaled_residual_keeps_the_variance() -> None:
 
 
 def test_activations_stay_in_range_through_twenty_layers() -> None:
-    """What the constants are for: 20 layers as in the paper's en-ro model, embeddings of deviation 1 / 16."""
+    """What the constants are for: 20 layers as in the paper's en-ro model, embeddings of deviation
+    1 / 16.
+    """
     torch.manual_seed(0)
     config = ModelConfig(encoder=("conv*20",), decoder=("conv(layers=20)",), width=256, **PAPER)  # type: ignore[arg-type]
     model = build_model(config, src_vocab_size=50, tgt_vocab_size=50).eval()

@@ -65,7 +65,9 @@ def context(model: EncoderDecoder, src: torch.Tensor):  # type: ignore[no-untype
 @pytest.mark.parametrize("tie_embeddings", TIES)
 @pytest.mark.parametrize("inner", [0, 4])
 def test_embeddings_of_length_one(tie_embeddings: str, inner: int) -> None:
-    """FixNorm: however long the weights are, only their direction counts, on the way in and on the way out."""
+    """FixNorm: however long the weights are, only their direction counts, on the way in and on the
+    way out.
+    """
     model = build(
         tie_embeddings=tie_embeddings,
         embedding_width=inner,
@@ -100,7 +102,9 @@ def test_embeddings_of_length_one(tie_embeddings: str, inner: int) -> None:
 
 
 def test_logits_of_scale_norm_and_fix_norm_are_cosines() -> None:
-    """The paper's pair: the last norm's one number times the cosine of the angle between state and word."""
+    """The paper's pair: the last norm's one number times the cosine of the angle between state and
+    word.
+    """
     model = build(fix_norm=True, norm="scale", residual="pre_norm")
     src, tgt = torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 6))
     hidden = model.decode(tgt, model.encode(src))

@@ -1,4 +1,6 @@
-"""Recurrences and what surrounds them: torch's cells, both directions, summaries and first values."""
+"""Recurrences and what surrounds them: torch's cells, both directions, summaries and first
+values.
+"""
 
 from __future__ import annotations
 

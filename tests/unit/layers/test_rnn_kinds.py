@@ -44,7 +44,9 @@ def test_a_plain_rnn_is_pytorchs_cell() -> None:
 @pytest.mark.parametrize("inputs", [D, D + 3])
 @torch.no_grad()
 def test_sru_is_the_papers_equations(inputs: int) -> None:
-    """Lei et al. (2018), equations 1 to 4, with the scaled skip connection of section 3.2; a fourth matrix for other widths."""
+    """Lei et al. (2018), equations 1 to 4, with the scaled skip connection of section 3.2; a fourth
+    matrix for other widths.
+    """
     sru = randomized(SRU(inputs, D, layers=2))
     assert isinstance(sru, SRU)
     x = sequence(width=inputs)
@@ -96,7 +98,9 @@ def test_steps_equal_the_run(kind: type[RNN]) -> None:
 def test_the_final_state_is_that_of_the_last_real_token_read(
     kind: type[RNN], layers: int, reverse: bool
 ) -> None:
-    """Hidden states and cells of all layers, of padded rows as of rows alone, whatever the padding holds."""
+    """Hidden states and cells of all layers, of padded rows as of rows alone, whatever the padding
+    holds.
+    """
     rnn = randomized(kind(D, D, layers=layers)).eval()
     assert isinstance(rnn, RNN)
     x = sequence()
@@ -126,7 +130,9 @@ def test_the_final_states_have_gradients() -> None:
 
 
 def paper_sliced(levels: list[RNN], x: Tensor, slice_length: int) -> Tensor:
-    """Return F of Yu and Liu (2018), for a row (T, D): slices of a level in a loop, last states to the next."""
+    """Return F of Yu and Liu (2018), for a row (T, D): slices of a level in a loop, last states to
+    the next.
+    """
     for level, rnn in enumerate(levels):
         top = level + 1 == len(levels)
         size = len(x) if top else slice_length
@@ -143,7 +149,9 @@ def paper_sliced(levels: list[RNN], x: Tensor, slice_length: int) -> Tensor:
 @pytest.mark.parametrize(("length", "levels"), [(27, 3), (9, 2), (3, 2), (20, 3)])
 @torch.no_grad()
 def test_a_sliced_rnn_is_the_papers(kind: type[RNN], length: int, levels: int) -> None:
-    """With T = n ** (k + 1) the paper's; a last slice may be shorter. The last position has it, plus its states below."""
+    """With T = n ** (k + 1) the paper's; a last slice may be shorter. The last position has it,
+    plus its states below.
+    """
     layers = [randomized(kind(D, D)) for _ in range(levels)]
     sliced = SlicedRNN(layers, 3)  # type: ignore[arg-type]
     x = sequence(length)

@@ -309,10 +309,14 @@ def test_refusing_and_accepting_need_no_torch() -> None:
 import sys
 from dragoman.config import read_config
 from dragoman.errors import ConfigError
-accepted = ["model.encoder=[conv(kernel_size=5)*2, transformer(heads=2, window=3), bilstm]", "model.decoder=[gru(attention=monotonic), cross_attention, transformer]"]
+accepted = [
+    "model.encoder=[conv(kernel_size=5)*2, transformer(heads=2, window=3), bilstm]",
+    "model.decoder=[gru(attention=monotonic), cross_attention, transformer]",
+]
+refused = ["model.decoder=[transformer(attention=monotonic), lstm(layers=0), bilstm]"]
 read_config(recipe="tiny", overrides=accepted)
 try:
-    read_config(recipe="tiny", overrides=["model.decoder=[transformer(attention=monotonic), lstm(layers=0), bilstm]"])
+    read_config(recipe="tiny", overrides=refused)
 except ConfigError as error:
     assert len(error.problems) == 3, error
 else:
@@ -329,7 +333,8 @@ print("torch" in sys.modules)
 def test_a_blocks_options_are_listed_as_its_builder_takes_them(name: str) -> None:
     """The options class is read without torch; the builder must have the same arguments."""
     assert BLOCKS[name].options, (
-        f"list the options of {name} in dragoman/models/block_options.py, and name that class in its entry"
+        f"list the options of {name} in dragoman/models/block_options.py, and name that "
+        f"class in its entry"
     )
     kind, listed = BLOCKS.load(name), block_options_type(name)
     assert kind.overridable == listed.overridable

@@ -125,7 +125,10 @@ def test_layers_inside_blocks_are_counted(blocks: list[str]) -> None:
 
 
 def test_parameters_are_counted_before_anything_is_built() -> None:
-    said = r"at most 10,000,000,000 parameters; found 1,024,000,000,000 in its feed-forward networks; lower"
+    said = (
+        r"at most 10,000,000,000 parameters; found 1,024,000,000,000 in its feed-forward "
+        r"networks; lower"
+    )
     with pytest.raises(ConfigError, match=said):
         read_config(overrides=["model.decoder=transformer(ffn_width=1000000)*1000"])
 

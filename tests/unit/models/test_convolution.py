@@ -1,4 +1,6 @@
-"""ConvS2S against PyTorch's convolution and weight normalisation, and against a loop written from the paper's equations."""
+"""ConvS2S against PyTorch's convolution and weight normalisation, and against a loop written from
+the paper's equations.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def sentences() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def paper_convolution(layer: nn.Module, inputs: list[Tensor], position: int, first: int) -> Tensor:
-    """Section 3.2: k inputs from `first` on, concatenated; W of (2d, kd); v([A; B]) = A * sigma(B)."""
+    """Section 3.2: k inputs from `first` on, concatenated; W of (2d, kd); v([A; B]) = A *
+    sigma(B).
+    """
     weight = layer.convolution.weight()  # type: ignore[union-attr, operator]
     width, kernel = weight.size(1), weight.size(2)
     total = layer.convolution.bias.clone()  # type: ignore[union-attr, operator]
@@ -75,7 +79,9 @@ def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], lis
 def paper_decoder(
     model: EncoderDecoder, tgt: Tensor, z: list[Tensor], e: list[Tensor]
 ) -> list[Tensor]:
-    """Give the last layer's h of one sentence (T,): section 3.3, equations 1 and 2, with the constants of section 3.4."""
+    """Give the last layer's h of one sentence (T,): section 3.3, equations 1 and 2, with the
+    constants of section 3.4.
+    """
     table, position_ids = model.embeddings["tgt"].weight, model.tgt_entrance.positions.weight
     g = [table[token] + position_ids[place] for place, token in enumerate(tgt)]  # type: ignore[index]
     x = g
@@ -98,7 +104,9 @@ def paper_decoder(
 
 @torch.no_grad()
 def test_the_model_is_the_papers_equations() -> None:
-    """Two encoder and three decoder layers in float64, sentence by sentence, position by position."""
+    """Two encoder and three decoder layers in float64, sentence by sentence, position by
+    position.
+    """
     model = make(("conv*2",), ("conv(layers=3)",), **PAPER)
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
@@ -116,8 +124,9 @@ def test_the_model_is_the_papers_equations() -> None:
 
 @torch.no_grad()
 def test_widths_of_their_own_are_the_released_codes() -> None:
-    """fairseq's fconv.py: fc1, convolutions of 8, 24 and 32 with projected residuals, fc2; in the decoder attention
-    through projections to the embeddings' width and back."""
+    """fairseq's fconv.py: fc1, convolutions of 8, 24 and 32 with projected residuals, fc2; in the
+    decoder attention through projections to the embeddings' width and back.
+    """
     model = make(
         ("conv(width=8)*2", "conv(width=24)", "conv(width=32, kernel_size=1)"),
         ("conv(width=8)*2", "conv(width=24)"),
@@ -189,7 +198,9 @@ def test_mixed_stacks_extend_as_they_go_forward(
 def test_padding_and_batch_size_change_nothing(
     encoder: tuple[str, ...], decoder: tuple[str, ...]
 ) -> None:
-    """Padding that a convolution sees made BLEU depend on the batch size, 37.28 or 36.5 (fairseq#427)."""
+    """Padding that a convolution sees made BLEU depend on the batch size, 37.28 or 36.5
+    (fairseq#427).
+    """
     model = make(encoder, decoder)
     src, mask, tgt = sentences()
     together = model(src, tgt, mask)  # the padding holds random pieces
@@ -214,7 +225,9 @@ def test_no_position_of_a_mixed_stack_sees_its_future(
 @pytest.mark.parametrize("watched", [False, True])
 @torch.no_grad()
 def test_beams_share_what_was_read_of_the_source(watched: bool) -> None:
-    """Two rows a sentence read one copy of its keys; recorded or not, they find what single rows find."""
+    """Two rows a sentence read one copy of its keys; recorded or not, they find what single rows
+    find.
+    """
     model = make(("conv",), ("conv(layers=2)",))
     src, mask, tgt = sentences()
     expected = model(src, tgt, mask)
@@ -243,7 +256,9 @@ def test_the_state_is_as_long_as_the_kernel_and_does_not_grow() -> None:
 
 @torch.no_grad()
 def test_a_dilated_stack_reads_far_with_few_weights() -> None:
-    """Kernels of 3 with dilations 1, 2 and 4 see 7 positions to either side, in a decoder 14 back."""
+    """Kernels of 3 with dilations 1, 2 and 4 see 7 positions to either side, in a decoder 14
+    back.
+    """
     blocks = tuple(f"conv(dilation={2**level}, attention=none)" for level in range(3))
     model = make(blocks, (*blocks, "cross_attention"), positions="none")
     src = torch.randint(4, VOCABULARY, (1, 31))

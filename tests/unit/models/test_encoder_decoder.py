@@ -1,4 +1,6 @@
-"""Models learn: the miniature of every block, the paper's post-norm stack with the paper's schedule, packed and compiled."""
+"""Models learn: the miniature of every block, the paper's post-norm stack with the paper's
+schedule, packed and compiled.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ DECODERS = {
     "tcn": ("tcn", "cross_attention"),
 }
 ENCODERS = {"cross_attention": ("transformer",)}  # the other way round
-# What a member's definition asks for: conv's dot product has no divisor, so large embeddings saturate it.
+# What a member's definition asks for: conv's dot product has no divisor, so large embeddings
+# saturate it.
 MINIATURES: dict[str, dict[str, object]] = {"conv": {"scale_embeddings": False}}
 
 

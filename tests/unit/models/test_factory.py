@@ -18,7 +18,8 @@ SMALL = {
     "ffn_width": 16,
 }
 
-# Weight names are an interface: bundles on people's disks have them. Renaming one needs a new format version.
+# Weight names are an interface: bundles on people's disks have them. Renaming one needs a new
+# format version.
 FROZEN = """
 embeddings.shared.weight 10x8
 encoder.0.self.query_key_value.weight 24x8
@@ -127,7 +128,10 @@ def test_blocks_take_options_of_their_own() -> None:
 def test_unknown_options_are_answered_with_the_nearest() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"model.encoder must give transformer options.*found 'haeds' in 'transformer\(haeds=4\)'; did you mean heads\?",
+        match=(
+            r"model.encoder must give transformer options.*found 'haeds' in "
+            r"'transformer\(haeds=4\)'; did you mean heads\?"
+        ),
     ):
         build(encoder=("transformer(haeds=4)",))
 
@@ -179,7 +183,9 @@ def test_a_model_laid_out_on_meta_is_filled_by_its_weights() -> None:
 
 
 def test_first_values_keep_streams_and_logits_at_size_one() -> None:
-    """N(0, 1) embeddings would give tied logits a variance of D: at width 256 a first loss of about 100."""
+    """N(0, 1) embeddings would give tied logits a variance of D: at width 256 a first loss of about
+    100.
+    """
     torch.manual_seed(0)
     model = build(
         500,

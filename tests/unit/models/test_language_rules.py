@@ -1,4 +1,6 @@
-"""Rules of a language model's settings; those with a task are in tests/unit/tasks/test_language.py."""
+"""Rules of a language model's settings; those with a task are in
+tests/unit/tasks/test_language.py.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,9 @@ def test_a_prediction_depends_on_lower_ranks_and_on_nothing_else(seed: int, resi
 
 
 def test_a_permuted_prediction_equals_one_of_the_masked_sequence() -> None:
-    """The first in the order sees what is given: the same as the stack on the given tokens alone."""
+    """The first in the order sees what is given: the same as the stack on the given tokens
+    alone.
+    """
     model = model_of(positions="learned", max_positions=16)
     tokens = torch.randint(4, VOCABULARY, (1, LENGTH))
     positions = torch.tensor([[5, 2]])

@@ -1,4 +1,6 @@
-"""Reversible layers are ordinary layers that keep less: same outputs, same gradients, memory that depth does not touch."""
+"""Reversible layers are ordinary layers that keep less: same outputs, same gradients, memory that
+depth does not touch.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def test_gradients_are_those_of_the_same_layers_run_plainly(
 def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(
     attention: str, inside: bool, plainly: Callable[[], None]
 ) -> None:
-    # So many rounds in so few buckets that all meet: rounding may send a token elsewhere, which would be another function.
+    # So many rounds in so few buckets that all meet: rounding may send a token elsewhere, which
+    # would be another function.
     block = make(causal=True, attention=attention, dropout=0.2, rounds=16, buckets=2, window=20)
     x, context = tensors(torch.float32)
     assert context.memory is not None
@@ -202,7 +205,9 @@ def test_frozen_and_shared_weights_get_what_is_theirs(plainly: Callable[[], None
 @pytest.mark.parametrize("attention", KINDS)
 @torch.no_grad()
 def test_extending_equals_forward_over_many_windows(attention: str) -> None:
-    """A prefix longer than is compared at a time, single steps, and rows that are sorted in `forward`."""
+    """A prefix longer than is compared at a time, single steps, and rows that are sorted in
+    `forward`.
+    """
     block = make(causal=True, attention=attention).double().eval()
     torch.manual_seed(3)
     x = torch.randn(2, 150, 16, dtype=torch.float64)
@@ -217,7 +222,9 @@ def test_extending_equals_forward_over_many_windows(attention: str) -> None:
 
 
 def test_streams_follow_the_papers_equations() -> None:
-    """The paper's equations, layer by layer: y1 = x1 + Attention(x2), y2 = x2 + FeedForward(y1), norms inside."""
+    """The paper's equations, layer by layer: y1 = x1 + Attention(x2), y2 = x2 + FeedForward(y1),
+    norms inside.
+    """
     block = make(causal=False, attention="full").double()
     x, context = tensors()
     one, two = x, x
@@ -302,7 +309,8 @@ def _seeded(layer: ChunkedFeedForward, x: Tensor) -> Tensor:
         (
             "reformer",
             {"positions": "rotary"},
-            "needs positions that are added to the embeddings; found model.positions=rotary; use sinusoidal",
+            "needs positions that are added to the embeddings; found model.positions=rotary; "
+            "use sinusoidal",
         ),
         (
             "reformer(attention=monotonic)",

@@ -47,7 +47,9 @@ def attend(query: Tensor, values: Tensor) -> Tensor:
 @pytest.mark.parametrize("initial_cell", [False, True])
 @torch.no_grad()
 def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool) -> None:
-    """Equation 5 and section 3.3 of Luong et al. (2015), a sentence and a position at a time; both first states from the memory."""
+    """Equation 5 and section 3.3 of Luong et al. (2015), a sentence and a position at a time; both
+    first states from the memory.
+    """
     layer = decoder(
         LSTMLayer,
         attention="scaled_dot",
@@ -89,7 +91,9 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
 
 @torch.no_grad()
 def test_bahdanau_step_by_step() -> None:
-    """Sections 3.1 and A.2 of Bahdanau et al. (2015): the old state asks, the answer goes into the gates, maxout reads."""
+    """Sections 3.1 and A.2 of Bahdanau et al. (2015): the old state asks, the answer goes into the
+    gates, maxout reads.
+    """
     layer = decoder(GRULayer, attention="additive", decoder="bahdanau", initial_state="first")
     score = layer.cross.score
     w_a, u_a, v_a = score.query_proj.weight, score.key_proj.weight, score.energy.weight[0]
@@ -124,7 +128,9 @@ def test_bahdanau_step_by_step() -> None:
 
 @torch.no_grad()
 def test_the_lowest_layer_asks_for_all_step_by_step() -> None:
-    """Wu et al. (2016), section 3: the answer to the lowest layer's last state enters every layer; the third and later add their input."""
+    """Wu et al. (2016), section 3: the answer to the lowest layer's last state enters every layer;
+    the third and later add their input.
+    """
     layer = decoder(
         LSTMLayer, attention="scaled_dot", decoder="gnmt", layers=4, initial_state="zero"
     )
@@ -204,7 +210,9 @@ def test_the_state_is_named_tensors_with_rows_first() -> None:
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @torch.no_grad()
 def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
-    """Against PyTorch's own bidirectional network, a sentence at a time: its last states are h_n (and Bahdanau's is the backward one)."""
+    """Against PyTorch's own bidirectional network, a sentence at a time: its last states are h_n
+    (and Bahdanau's is the backward one).
+    """
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=(f"bi{kind}(residual_connection=false)",),
@@ -241,7 +249,9 @@ def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
 def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
-    """Luong, Xu and See both of an LSTM's; Bahdanau the last backward state of gated units; GNMT, Raffel and Sockeye's ladder none."""
+    """Luong, Xu and See both of an LSTM's; Bahdanau the last backward state of gated units; GNMT,
+    Raffel and Sockeye's ladder none.
+    """
     config = RECIPES.load(name)()
     specs = [spec for spec in parse_blocks(config.model.decoder) if spec.name in ("lstm", "gru")]
     both = name.startswith("luong2015") or name in ("xu2015", "see2017")
@@ -255,7 +265,9 @@ def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
 
 
 def test_weights_from_before_the_cell_state_load_as_they_were() -> None:
-    """A bundle's configuration that does not name initial_cell has no weights for it, and its cell starts at zero."""
+    """A bundle's configuration that does not name initial_cell has no weights for it, and its cell
+    starts at zero.
+    """
     config = ModelConfig(
         encoder=("bilstm",), decoder=("lstm(attention=dot, initial_state=first)",), width=D, heads=1
     )
@@ -299,12 +311,14 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "lstm(decoder=during)",
             True,
-            "decoder of 'lstm(decoder=during)' in model.decoder must be one of bahdanau, luong, gnmt; found 'during'",
+            "decoder of 'lstm(decoder=during)' in model.decoder must be one of bahdanau, "
+            "luong, gnmt; found 'during'",
         ),
         (
             "gru(initial_state=midst)",
             True,
-            "must be one of first, last, mean, last_backward, last_bidirectional, encoder, zero; found 'midst'",
+            "must be one of first, last, mean, last_backward, last_bidirectional, encoder, "
+            "zero; found 'midst'",
         ),
         (
             "lstm(layers=0)",
@@ -315,7 +329,8 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "lstm(attention=mocha, alignment=monotonic)",
             True,
-            "one alignment; found attention=mocha and alignment=monotonic; give one, or a score for it",
+            "one alignment; found attention=mocha and alignment=monotonic; give one, or a "
+            "score for it",
         ),
         (
             "lstm(attention=scaled_dot, alignment=softmaxx)",
@@ -341,7 +356,8 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "gru(initial_cell=true)",
             True,
-            "initial_cell needs an LSTM's cell state; found initial_cell=true in a gru; leave it out, or use lstm",
+            "initial_cell needs an LSTM's cell state; found initial_cell=true in a gru; "
+            "leave it out, or use lstm",
         ),
         ("lstm(initial_cell=true)", False, "found initial_cell=true in an encoder; leave it out"),
         (
@@ -352,7 +368,8 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "lstm(initial_state=last_bidirectional)",
             True,
-            "ends in bigru or bilstm; found initial_state=last_bidirectional with model.encoder=[transformer]; use first, last or mean",
+            "ends in bigru or bilstm; found initial_state=last_bidirectional with "
+            "model.encoder=[transformer]; use first, last or mean",
         ),
         (
             "gru(initial_state=last_backward)",
@@ -362,7 +379,8 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "lstm(initial_state=encoder)",
             True,
-            "block with as many layers; found layers=1 with model.encoder=[transformer]; make the two equal, or use last or mean",
+            "block with as many layers; found layers=1 with model.encoder=[transformer]; "
+            "make the two equal, or use last or mean",
         ),
         ("sru(weight_dropout=0.5)", True, "found weight_dropout=0.5; leave it out, or use lstm"),
         ("sru(initial_cell=true)", True, "found initial_cell=true in a sru; leave it out"),
@@ -371,7 +389,8 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "sliced_rnn(slice_length=1)",
             False,
-            "slice_length of 'sliced_rnn(slice_length=1)' in model.encoder must be at least 2; found 1",
+            "slice_length of 'sliced_rnn(slice_length=1)' in model.encoder must be at least "
+            "2; found 1",
         ),
     ],
 )
@@ -405,7 +424,8 @@ def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) 
         (
             "lstm",
             "lstm(initial_state=encoder)",
-            "found a residual connection in 'lstm' of model.encoder; give it residual_connection=false",
+            "found a residual connection in 'lstm' of model.encoder; give it "
+            "residual_connection=false",
         ),
     ],
 )
@@ -429,7 +449,9 @@ def test_an_encoder_whose_states_are_copied_is_never_skipped() -> None:
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn", "sru"])
 @torch.no_grad()
 def test_a_decoder_without_attention_goes_on_from_the_encoders_final_states(kind: str) -> None:
-    """Sutskever et al. (2014): one RNN over the reversed source, another from its final states; PyTorch's modules where there are some."""
+    """Sutskever et al. (2014): one RNN over the reversed source, another from its final states;
+    PyTorch's modules where there are some.
+    """
     torch.manual_seed(0)
     options = "layers=2, residual_connection=false"
     config = ModelConfig(
@@ -470,7 +492,10 @@ def test_two_sides_need_an_even_width() -> None:
     config = ModelConfig(encoder=("bilstm",), decoder=("lstm",), width=7, heads=1, positions="none")
     with pytest.raises(
         ConfigError,
-        match=r"'bilstm': model\.width must be even for a bidirectional RNN; found 7; try model\.width=8",
+        match=(
+            r"'bilstm': model\.width must be even for a bidirectional RNN; found 7; try "
+            r"model\.width=8"
+        ),
     ):
         build_model(config, src_vocab_size=9, tgt_vocab_size=9)
 
@@ -486,7 +511,9 @@ def test_two_sides_need_an_even_width() -> None:
     ],
 )
 def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
-    """The incremental decoder and teacher forcing agree, whatever beams were reordered and dropped (tensor2tensor#917)."""
+    """The incremental decoder and teacher forcing agree, whatever beams were reordered and dropped
+    (tensor2tensor#917).
+    """
     torch.manual_seed(11)
     config = ModelConfig(encoder=("bilstm",), decoder=(block,), width=16, heads=2, dropout=0.0)
     model = build_model(config, src_vocab_size=12, tgt_vocab_size=12).eval()
@@ -510,7 +537,9 @@ def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
 
 @torch.no_grad()
 def test_recurrent_blocks_stand_beside_others() -> None:
-    """Hybrids: the lists of the architecture's own example as they are written, stepped as in one pass."""
+    """Hybrids: the lists of the architecture's own example as they are written, stepped as in one
+    pass.
+    """
     torch.manual_seed(0)
     stacks = [
         "model.encoder=[conv*2, transformer*3, bilstm]",

@@ -182,8 +182,8 @@ def test_first_weights_by_depth_and_sharing_exclude_each_other() -> None:
         Config().replace(model={"share_layers": "all", "initialization": "depth_scaled"}).problems()
     )
     assert (
-        "found model.initialization=depth_scaled and model.share_layers=all; set model.initialization=xavier"
-        in problem
+        "found model.initialization=depth_scaled and model.share_layers=all; set "
+        "model.initialization=xavier" in problem
     )
 
 
@@ -191,8 +191,8 @@ def test_what_no_layer_could_heed_is_refused() -> None:
     blocks = {"encoder": ("lstm",), "decoder": ("lstm(attention=dot)",)}
     (problem,) = Config().replace(model={**blocks, "share_layers": "ffn"}).problems()
     assert (
-        "model.share_layers=ffn needs a block with a feed-forward network; found lstm, lstm(attention=dot)"
-        in problem
+        "model.share_layers=ffn needs a block with a feed-forward network; found lstm, "
+        "lstm(attention=dot)" in problem
     )
     (problem,) = Config().replace(model={**blocks, "talking_heads": True}).problems()
     assert (
@@ -240,7 +240,9 @@ def test_a_bundle_holds_a_shared_weight_once(tmp_path: Path) -> None:
     ["conv*2", "gru(attention=dot)*2", "reformer(attention=full)*2", "cross_attention*2, ffn*2"],
 )
 def test_any_block_can_share_and_gradients_are_slopes(block: str) -> None:
-    """A weight that works in two places gets what both have to say, also where layers are computed again on the way back."""
+    """A weight that works in two places gets what both have to say, also where layers are computed
+    again on the way back.
+    """
     decoder = tuple(block.split(", "))
     model = build("all", encoder=("transformer*2",), decoder=decoder).double()
     src, tgt = batch()

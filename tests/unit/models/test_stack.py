@@ -1,4 +1,6 @@
-"""Layers left out in training: which, how often, what their weights get, and that a resumed run leaves out the same."""
+"""Layers left out in training: which, how often, what their weights get, and that a resumed run
+leaves out the same.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_layers_are_left_out_as_often_as_asked() -> None:
 
 
 def test_weights_of_a_layer_left_out_get_noughts() -> None:
-    """None would let one rank's optimiser stand still where several ranks' moves on, and leave a checkpoint without its state."""
+    """None would let one rank's optimiser stand still where several ranks' moves on, and leave a
+    checkpoint without its state.
+    """
     model = build(0.5)
     src, tgt = batch()
     torch.manual_seed(3)
@@ -103,7 +107,9 @@ def test_the_same_seed_leaves_out_the_same() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_compiled_pass_chooses_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without compiling: the way that a compiler would take, which computes the layer and chooses between both."""
+    """Without compiling: the way that a compiler would take, which computes the layer and chooses
+    between both.
+    """
     model, x = build(0.5), torch.randn(2, 5, 8)
     torch.manual_seed(seed)
     expected = model.encoder(x, ForwardContext())
@@ -116,7 +122,8 @@ ATTENTIONS = [*SCORES, *(name for name in ALIGNMENTS if name != "softmax")]
 FORMS = [
     *(f"{kind}(attention={name})" for kind in ("lstm", "gru") for name in ATTENTIONS),
     *(
-        f"lstm(attention={name}, decoder=bahdanau, input_feeding=true, layers=2, residual_connection=false)"
+        f"lstm(attention={name}, decoder=bahdanau, input_feeding=true, layers=2, "
+        f"residual_connection=false)"
         for name in ATTENTIONS
     ),
     *(f"lstm(attention={name}, decoder=gnmt, layers=2)" for name in ATTENTIONS),
@@ -144,7 +151,9 @@ def pairs() -> Batch:
 @pytest.mark.parametrize("share", ["none", "all"])
 @pytest.mark.parametrize("form", [*BLOCKS, *FORMS])
 def test_every_block_may_be_left_out(form: str, share: str) -> None:
-    """Each registered block with each score and alignment: some passes leave both out, one or none, and all give finite gradients."""
+    """Each registered block with each score and alignment: some passes leave both out, one or none,
+    and all give finite gradients.
+    """
     torch.manual_seed(0)
     plain = form.partition("(")[0]
     in_decoder = not BLOCKS.options(plain).is_bidirectional  # type: ignore[union-attr]
@@ -171,7 +180,9 @@ def test_every_block_may_be_left_out(form: str, share: str) -> None:
 
 
 def test_choices_of_a_pass_that_failed_are_not_rewarded_later() -> None:
-    """An out-of-memory error between choice and reward, then a pass of other rows that leaves the layer out."""
+    """An out-of-memory error between choice and reward, then a pass of other rows that leaves the
+    layer out.
+    """
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=("bigru",),

@@ -1,4 +1,6 @@
-"""Head sizes, groups, norms and windows, against what others wrote and against their definitions."""
+"""Head sizes, groups, norms and windows, against what others wrote and against their
+definitions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_grouped_heads_are_pytorchs() -> None:
 
 
 def test_grouped_rotary_attention_with_norms_is_qwen3s() -> None:
-    """Norms on heads, then rotation, then groups: the order of transformers' Qwen3, whose rotation pairs halves."""
+    """Norms on heads, then rotation, then groups: the order of transformers' Qwen3, whose rotation
+    pairs halves.
+    """
     from transformers.models.qwen3.modeling_qwen3 import (
         Qwen3Attention,
         Qwen3Config,
@@ -51,7 +55,8 @@ def test_grouped_rotary_attention_with_norms_is_qwen3s() -> None:
     ours = SelfAttention(
         12, 4, head_width=6, kv_heads=2, norms=norms, within=RotaryEmbedding(6), bias=False
     )
-    # Our pairs are neighbours and theirs halves: the same layer, with the numbers of each query and key in another order.
+    # Our pairs are neighbours and theirs halves: the same layer, with the numbers of each query and
+    # key in another order.
     order = torch.tensor([0, 3, 1, 4, 2, 5])
 
     def reordered(weight: torch.Tensor) -> torch.Tensor:

@@ -199,7 +199,9 @@ def test_loss_without_smoothing_is_pytorchs() -> None:
 
 
 def test_smoothing_gives_a_ninth_tenth_to_the_target_and_shares_the_rest() -> None:
-    """With V = 5 and 0.1: 0.900 for the target, 0.025 for each other, as Tensor2Tensor and fairseq have it."""
+    """With V = 5 and 0.1: 0.900 for the target, 0.025 for each other, as Tensor2Tensor and fairseq
+    have it.
+    """
     logits = torch.randn(1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = torch.tensor([0.025, 0.025, 0.9, 0.025, 0.025], dtype=torch.float64)
     loss = linear_cross_entropy(

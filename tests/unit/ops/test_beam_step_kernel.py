@@ -1,4 +1,6 @@
-"""The beam's rule in one launch: the same choices as the rule on the board, in Triton's interpreter and on a GPU, and done without."""
+"""The beam's rule in one launch: the same choices as the rule on the board, in Triton's interpreter
+and on a GPU, and done without.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ def kernel_step(at: Side, log_probs: Tensor, ids: Tensor) -> Side:
 def candidates(
     generator: torch.Generator, rows: int, pieces: int, count: int, ties: bool
 ) -> tuple[Tensor, Tensor]:
-    """Draw the best pieces of each row, some that may not come among them, ends more often than others."""
+    """Draw the best pieces of each row, some that may not come among them, ends more often than
+    others.
+    """
     scores = (
         torch.randint(-3, 0, (rows, pieces), generator=generator) * 0.5
         if ties
@@ -170,7 +174,8 @@ def test_the_kernel_in_tritons_interpreter() -> None:
     run_interpreted(__file__)
 
 
-CASES = [  # limits, size, n best, alpha, equal scores, spare candidates: every size to five with every n best
+# limits, size, n best, alpha, equal scores, spare candidates: every size to five with every n best
+CASES = [
     ([1 + (size + nbest) % 4, 5, 2], size, nbest, (0.0, 0.6, 1.0)[(size + nbest) % 3], ties, spare)
     for size in range(1, 6)
     for nbest in range(1, size + 1)

@@ -1,4 +1,6 @@
-"""Dropout: as often as asked, at random by every test we know, alike on both ways, and nothing kept in compiled code."""
+"""Dropout: as often as asked, at random by every test we know, alike on both ways, and nothing kept
+in compiled code.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def sigmas(one: Tensor, other: Tensor, rate: float) -> float:
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("shape", [(1000, 101), (3,), (1, 1)])
 def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> None:
-    """Numbers become nought or grow by 1 / (1 - rate), as often, alike in the way back; a seed gives the same again."""
+    """Numbers become nought or grow by 1 / (1 - rate), as often, alike in the way back; a seed
+    gives the same again.
+    """
     x = torch.ones(shape, requires_grad=True)
     torch.manual_seed(0)
     dropped = dropout(x, rate)
@@ -73,7 +77,9 @@ EDGES = [0.0, 1e-9, 1 - 1e-6, 1 - 1e-12, 1.0]  # both ends, and rates that round
 @pytest.mark.parametrize("rate", EDGES)
 @pytest.mark.parametrize("form", ["plain", "hashed", "compiled"])
 def test_dropout_at_the_ends_of_its_range_is_pytorchs(form: str, rate: float) -> None:
-    """Zeros at 1, the identity at 0, forward and backward; an int16 or int32 that wraps around would keep everything, enlarged."""
+    """Zeros at 1, the identity at 0, forward and backward; an int16 or int32 that wraps around
+    would keep everything, enlarged.
+    """
     torch.manual_seed(0)
     functions = {
         "plain": dropout,
@@ -95,7 +101,9 @@ def test_a_dropout_probability_is_from_0_to_1(rate: float) -> None:
 
 
 def test_the_hash_is_the_published_mixer() -> None:
-    """Integers of any size, cut to 32 bits by hand: Wellons's lowbias32, with the second seed put in halfway."""
+    """Integers of any size, cut to 32 bits by hand: Wellons's lowbias32, with the second seed put
+    in halfway.
+    """
 
     def mixed(place: int, first: int, second: int) -> int:
         bits = (place ^ first) & 0xFFFFFFFF
@@ -129,7 +137,9 @@ def test_every_byte_of_the_hash_takes_all_values_equally_often(byte: int) -> Non
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_neighbours_are_independent(rate: float) -> None:
-    """In a row, between rows of the usual widths, and in blocks: sixteen neighbours together follow the binomial."""
+    """In a row, between rows of the usual widths, and in blocks: sixteen neighbours together follow
+    the binomial.
+    """
     dropped = low(drawn(2), rate)
     for lag in (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128, 256, 512, 1024, 2048, 65_536):
         assert sigmas(dropped[:-lag], dropped[lag:], rate) < SIGMAS, lag
@@ -190,7 +200,9 @@ def test_layout_does_not_matter() -> None:
 
 
 class Layers(nn.Module):
-    """A Transformer's layers: enough of them for a compiler that would keep noughts it could find again."""
+    """A Transformer's layers: enough of them for a compiler that would keep noughts it could find
+    again.
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -229,7 +241,9 @@ def kept_by(function: nn.Module, x: Tensor) -> tuple[Tensor, Counter[torch.dtype
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_layers_keep_seeds_and_no_noughts(dynamic: bool) -> None:
-    """By the compiler's own division of the graph: of six dropouts nothing waits but a few whole numbers each."""
+    """By the compiler's own division of the graph: of six dropouts nothing waits but a few whole
+    numbers each.
+    """
     torch.manual_seed(0)
     x = torch.randn(5, 7, 16)
     layers = torch.compile(
@@ -262,7 +276,9 @@ def test_compiled_dropout_uses_one_pattern_on_both_ways() -> None:
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_dropout_in_generated_code() -> None:
-    """What the compiler generates multiplies whole numbers past their range as PyTorch does, seeded alike and anew each time."""
+    """What the compiler generates multiplies whole numbers past their range as PyTorch does, seeded
+    alike and anew each time.
+    """
     x = torch.ones(257, 33, requires_grad=True)
     compiled = torch.compile(dropout, fullgraph=True)
     torch.manual_seed(0)

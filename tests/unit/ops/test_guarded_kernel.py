@@ -1,4 +1,6 @@
-"""Guarded kernels: verified against the reference, disabled after a failure, not on out of memory."""
+"""Guarded kernels: verified against the reference, disabled after a failure, not on out of
+memory.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def errors(
     scale: float | None = None,
     attending: Any = attend_short,
 ) -> float:
-    """Give the largest difference to plain attention in float64, of context and gradients, each against its largest number if past 1."""
+    """Give the largest difference to plain attention in float64, of context and gradients, each
+    against its largest number if past 1.
+    """
     context = attending(*inputs, mask=mask, causal=causal, scale=scale)
     outer = torch.randn(context.shape, generator=torch.Generator().manual_seed(0)).to(context)
     ours = [context, *torch.autograd.grad(context, inputs, outer)]
@@ -109,7 +111,9 @@ def test_the_operators_equations_are_plain_attention(
 
 
 def test_the_operator_rounds_once() -> None:
-    """In half precision what is returned is rounded, and nothing in between: half a unit of the last place."""
+    """In half precision what is returned is rounded, and nothing in between: half a unit of the
+    last place.
+    """
     assert errors(heads(20, 20, 64, torch.bfloat16), key_mask("ends", 20), causal=True) < 2**-8
 
 
@@ -128,7 +132,9 @@ def test_scale_and_masks_of_four_axes() -> None:
 
 
 def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
-    """Shapes and strides without computing, no change to the inputs, gradients registered: PyTorch's own checks."""
+    """Shapes and strides without computing, no change to the inputs, gradients registered:
+    PyTorch's own checks.
+    """
     inputs = heads(5, 7, 16, torch.float32)
     mask = torch.rand(2, 7) > 0.3
     torch.library.opcheck(torch.ops.dragoman.short_attention.default, (*inputs, mask, False, 0.25))

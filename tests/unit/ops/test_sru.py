@@ -1,4 +1,6 @@
-"""The SRU recurrence: the paper's loop, its gradient, and the Triton kernels under the interpreter."""
+"""The SRU recurrence: the paper's loop, its gradient, and the Triton kernels under the
+interpreter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The kernels of a search's step: what they replace, in Triton's interpreter and on a GPU, and done without where they fail."""
+"""The kernels of a search's step: what they replace, in Triton's interpreter and on a GPU, and done
+without where they fail.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def past(
     count: int, heads: int, fan: int, width: int, step: int, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Draw what beams see at a step: of each earlier one the slot of one beam, of the newest their own."""
+    """Draw what beams see at a step: of each earlier one the slot of one beam, of the newest their
+    own.
+    """
     generator = torch.Generator().manual_seed(step * 100 + fan)
     steps = step + 3
     made = torch.randn(count, fan, 3, heads, width, generator=generator).to(dtype)
@@ -84,7 +88,9 @@ def past(
 
 
 def compare_past(given: dict[str, Tensor]) -> float:
-    """Give the largest difference to the equations in float32; what is kept must be the same to the bit."""
+    """Give the largest difference to the equations in float32; what is kept must be the same to the
+    bit.
+    """
     kept, expected = given["kv_cache"].clone(), given["kv_cache"].clone()
     found = attend_kv_cache(**{**given, "kv_cache": kept})
     expected.index_copy_(3, given["slots"], given["key_value"])
@@ -105,7 +111,9 @@ def compare_sentence(
     dtype: torch.dtype,
     device: str = "cpu",
 ) -> float:
-    """Attend to sentences of different lengths, and give the largest difference to the equations in float32."""
+    """Attend to sentences of different lengths, and give the largest difference to the equations in
+    float32.
+    """
     generator = torch.Generator().manual_seed(source)
     query = (
         torch.randn(count, fan, heads, width, generator=generator).to(device, dtype).transpose(1, 2)
@@ -126,7 +134,9 @@ def compare_sentence(
 
 
 def logits_of(kind: str, rows: int, pieces: int, device: str = "cpu") -> Tensor:
-    """Draw logits, some of them with many equal ones or with forbidden pieces far above the others."""
+    """Draw logits, some of them with many equal ones or with forbidden pieces far above the
+    others.
+    """
     generator = torch.Generator().manual_seed(pieces)
     x = torch.randn(rows, pieces, generator=generator) * 3
     if kind == "equal":
@@ -357,7 +367,9 @@ SUM = {
 def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(
     module: str, name: str, constants: dict[str, Any], types: dict[str, str], warps: int
 ) -> None:
-    """Numbers are read sixteen bytes at a time, which decides how fast they are, and attention multiplies by tensor cores."""
+    """Numbers are read sixteen bytes at a time, which decides how fast they are, and attention
+    multiplies by tensor cores.
+    """
     built = compiled(module, name, constants, types, warps)
     assert "ld.global.v4" in built.asm["ptx"]
     assert ("mma" in built.asm["ptx"]) == (module == "beam_attention_kernels")
@@ -437,7 +449,9 @@ def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.Monk
 def test_what_is_not_finite_when_ranks_are_compared_comes_row_by_row(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The definition's own result is used then: rows side by side, as a beam's step reads them, and NaN to tell."""
+    """The definition's own result is used then: rows side by side, as a beam's step reads them, and
+    NaN to tell.
+    """
     kernel = ModuleType("dragoman.ops.triton.topk_kernel")
     monkeypatch.setattr(
         kernel,

@@ -1,4 +1,6 @@
-"""Self-attention in a window by blocks: the same numbers as by a mask, in memory that grows with the length."""
+"""Self-attention in a window by blocks: the same numbers as by a mask, in memory that grows with
+the length.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_is_faster_windowed() -> None:
 
 
 def test_memory_grows_linearly_with_the_length() -> None:
-    """The largest tensor of forward and backward pass grows linearly; with a mask, quadratically."""
+    """The largest tensor of forward and backward pass grows linearly; with a mask,
+    quadratically.
+    """
 
     def largest(length: int, **more: object) -> int:
         attention, x = SelfAttention(8, 2, window=16, **more), torch.randn(1, length, 8)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""ConvS2S's recipe says what the paper and its released code say, and its model learns when made small."""
+"""ConvS2S's recipe says what the paper and its released code say, and its model learns when made
+small.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_the_recipe_is_found_by_name_and_builds() -> None:
 
 
 def test_the_wmt_recipe_is_the_released_15_layers_a_side() -> None:
-    """`fconv_wmt_en_de`, counted by hand: kernels, projected residuals, fc1 and fc2, attention in every layer."""
+    """`fconv_wmt_en_de`, counted by hand: kernels, projected residuals, fc1 and fc2, attention in
+    every layer.
+    """
     config = read_config(recipe="gehring2017_wmt")
     assert config.problems() == []
     assert from_dict(to_dict(config)) == config
@@ -112,7 +116,9 @@ def test_settings_can_be_changed_on_top() -> None:
 
 
 def test_embeddings_start_near_the_papers_tenth() -> None:
-    """Section 3.5: N(0, 0.1). Embeddings of size one would saturate attention, whose dot product has no divisor."""
+    """Section 3.5: N(0, 0.1). Embeddings of size one would saturate attention, whose dot product
+    has no divisor.
+    """
     torch.manual_seed(0)
     model = build_model(gehring2017().model, src_vocab_size=100, tgt_vocab_size=100).eval()
     assert model.embeddings["src"].weight.std().item() == pytest.approx(1 / 16, rel=0.1)  # type: ignore[operator]

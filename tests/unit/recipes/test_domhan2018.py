@@ -1,4 +1,6 @@
-"""The merging ladder: each rung is the architecture that its author released, builds, generates as it goes forward, and learns."""
+"""The merging ladder: each rung is the architecture that its author released, builds, generates as
+it goes forward, and learns.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.mini import mini
 
-# From the README.md of awslabs/sockeye, branch acl18, tables 3 to 5: encoder and decoder in its language, `pos` or `dropout` before
-# each left out (a rung's positions are below), brackets closed where the README forgets to, and (...)*6 for repeat(6,...).
+# From the README.md of awslabs/sockeye, branch acl18, tables 3 to 5: encoder and decoder in its
+# language, `pos` or `dropout` before each left out (a rung's positions are below), brackets closed
+# where the README forgets to, and (...)*6 for repeat(6,...).
+# (...)*6 for repeat(6,...).
 SELF, FF, NORM = "res(norm->mh_dot_self_att)", "res(norm->ff->linear)", "norm"
 ATT, ATT_1H = "res(norm->mh_dot_att)", "res(norm->mh_dot_att(heads=1))"
 RNN, BIRNN, CNN = "res(norm->rnn->dropout)", "res(norm->birnn->dropout)", "res(norm->cnn(3,relu))"

@@ -1,4 +1,6 @@
-"""The miniature of every recipe: it parses, builds, is small, and is still the recipe's kind of model."""
+"""The miniature of every recipe: it parses, builds, is small, and is still the recipe's kind of
+model.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_what_is_asked_for_wins(name: str) -> None:
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
 def test_the_miniature_trains_until_validation_says_that_it_has_learnt(name: str) -> None:
-    """The same for every recipe: no table of steps for names, and a schedule that does not depend on a planned end."""
+    """The same for every recipe: no table of steps for names, and a schedule that does not depend
+    on a planned end.
+    """
     train = read_config(recipe=name, scale=mini).train
     assert (train.steps, train.target_exact, train.schedule, train.patience) == (
         MAX_STEPS,
@@ -128,7 +132,9 @@ def test_mixed_blocks_and_their_own_sizes() -> None:
 
 
 def test_a_window_over_the_source_spans_characters() -> None:
-    """Ten subwords are a sentence, ten characters a word or two: a window that short could not reach the end of a reversed string."""
+    """Ten subwords are a sentence, ten characters a word or two: a window that short could not
+    reach the end of a reversed string.
+    """
     for name in ("luong2015_local_m", "luong2015_local_p"):
         (spec,) = parse_blocks(read_config(recipe=name, scale=mini).model.decoder)
         assert spec.options["radius"] == RADIUS

@@ -1,4 +1,6 @@
-"""The Reformer's recipes say what the paper's released settings say; they are drawn layer by layer."""
+"""The Reformer's recipes say what the paper's released settings say; they are drawn layer by
+layer.
+"""
 
 from __future__ import annotations
 

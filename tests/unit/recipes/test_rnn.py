@@ -49,7 +49,10 @@ def test_the_papers_numbers() -> None:
 )
 def test_luongs_models_differ_in_their_attention_alone(name: str, attention: str) -> None:
     config, general = RECIPES.load(f"luong2015_{name}")(), luong2015_general()
-    decoder = f"lstm(layers=4, {attention}, decoder=luong, input_feeding=true, initial_state=first, initial_cell=true, residual_connection=false)"
+    decoder = (
+        f"lstm(layers=4, {attention}, decoder=luong, input_feeding=true, "
+        f"initial_state=first, initial_cell=true, residual_connection=false)"
+    )
     assert config == general.replace(model={"decoder": (decoder,)})
     assert (
         "reverse=true" in config.model.encoder[0]
@@ -70,7 +73,8 @@ def test_gnmts_stacks() -> None:
     ]
     (decoder,) = (block for _, block in model.decoder.blocks())
     assert (decoder.asking.layers, decoder.asking.width, decoder.summary) == (8, 1024, None)
-    # By hand, in thousands of rows of 1024: three tables; two halves of 512 and seven layers; eight layers with the answer, and the score.
+    # By hand, in thousands of rows of 1024: three tables; two halves of 512 and seven layers; eight
+    # layers with the answer, and the score.
     thousands = (
         3 * 32
         + 2 * 2 * (1.024 + 0.512 + 0.002)
@@ -82,7 +86,8 @@ def test_gnmts_stacks() -> None:
     assert count_parameters(model) == round(1000 * 1024 * thousands) + 1
 
 
-# By hand, in thousands of rows of 1000: three tables; the encoder; cells, readout, score and first states of the decoder.
+# By hand, in thousands of rows of 1000: three tables; the encoder; cells, readout, score and first
+# states of the decoder.
 BAHDANAU = 3 * 30_000 + (2 * 1.5 * (1000 + 500 + 2)) + (3 * (3000 + 2) + 2 * 3000 + 2001 + 501)
 LUONG = (
     3 * 50_000

@@ -1,4 +1,6 @@
-"""The recipes that read along: they say where each line is from, build, and learn to copy when they are small."""
+"""The recipes that read along: they say where each line is from, build, and learn to copy when they
+are small.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def draw(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Ten
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_miniature_learns_to_copy(name: str) -> None:
-    """Translated step by step, greedily: for raffel2017 by hard choices, which training only knew as expectations."""
+    """Translated step by step, greedily: for raffel2017 by hard choices, which training only knew
+    as expectations.
+    """
     model = miniature(RECIPES.load(name)().model)
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     generator = torch.Generator().manual_seed(0)

@@ -76,7 +76,8 @@ def test_settings_can_be_changed_on_top() -> None:
 def test_catalogues_and_block_lists_are_read_without_torch() -> None:
     code = """
 import sys
-import dragoman.attention.catalogue, dragoman.layers.catalogue, dragoman.models.catalogue, dragoman.recipes.catalogue
+import dragoman.attention.catalogue, dragoman.layers.catalogue
+import dragoman.models.catalogue, dragoman.recipes.catalogue
 import dragoman.attention
 from dragoman.config import read_config
 from dragoman.models.block_spec import parse_blocks

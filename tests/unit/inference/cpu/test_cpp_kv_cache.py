@@ -1,4 +1,6 @@
-"""What a step on a CPU does beside its kernels, in few calls: the same numbers as the longer ways, to the last bit."""
+"""What a step on a CPU does beside its kernels, in few calls: the same numbers as the longer ways,
+to the last bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The compiled form of a Transformer: the same function as the model, and no row's numbers depend on its neighbours."""
+"""The compiled form of a Transformer: the same function as the model, and no row's numbers depend
+on its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_a_compiled_model_finds_what_the_model_finds(wiring: str, strategy: Any)
 
 @needs_kernels
 def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
-    """More positions than go through the encoder at once, and a source that is longer than that by itself."""
+    """More positions than go through the encoder at once, and a source that is longer than that by
+    itself.
+    """
     model = make()
     sources = [
         [4 + (at * number) % 30 for at in range(length)]

@@ -1,4 +1,6 @@
-"""Finding the largest logit from eight bits: the bound holds, and what is found is to the last bit what all logits would give."""
+"""Finding the largest logit from eight bits: the bound holds, and what is found is to the last bit
+what all logits would give.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def largest_of_all(logits: torch.Tensor, *, may_end: bool) -> Any:
 
 
 def assert_same_way(form: CppTransformer, rows: int, steps: int = 6) -> None:
-    """Follow the largest logit step by step through all logits, and find what is followed in one call, to the last bit."""
+    """Follow the largest logit step by step through all logits, and find what is followed in one
+    call, to the last bit.
+    """
     with torch.inference_mode():
         found = form.greedy_decoder.decode(
             begun(form, rows), np.full(rows, steps - 1), min_length=steps
@@ -142,7 +146,9 @@ def test_the_largest_is_found_to_the_last_bit(setting: str, precision: str) -> N
 @needs_int8
 @pytest.mark.parametrize("width", [16, 48, 512])
 def test_no_product_is_further_from_its_rough_value_than_the_bound(width: int) -> None:
-    """By the definition in `screening.h`, in float64; outliers make the bound wide, and plain numbers leave it narrow."""
+    """By the definition in `screening.h`, in float64; outliers make the bound wide, and plain
+    numbers leave it narrow.
+    """
     chance = np.random.default_rng(width)
     weight = chance.standard_normal((70, width)) * chance.gamma(1.0, 1.0, (70, 1))
     weight[3], weight[4, 0], weight[5] = 0.0, 300.0, 1e-12

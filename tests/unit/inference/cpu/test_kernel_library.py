@@ -1,4 +1,6 @@
-"""Kernels compiled ahead of time: the library of the processor's instruction set is chosen and gives the same output."""
+"""Kernels compiled ahead of time: the library of the processor's instruction set is chosen and
+gives the same output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Shortlists: counted as a loop would, and a sentence keeps to its own list whatever stands beside it."""
+"""Shortlists: counted as a loop would, and a sentence keeps to its own list whatever stands beside
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The frozen form of a Transformer: the same function as the model, whatever the wiring, and int8 that heeds no neighbour."""
+"""The frozen form of a Transformer: the same function as the model, whatever the wiring, and int8
+that heeds no neighbour.
+"""
 
 from __future__ import annotations
 

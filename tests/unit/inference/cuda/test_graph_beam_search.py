@@ -1,4 +1,6 @@
-"""The search whose steps are recorded: it finds what the model finds as it is, in every wiring and batch, and so where recording fails."""
+"""The search whose steps are recorded: it finds what the model finds as it is, in every wiring and
+batch, and so where recording fails.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,9 @@ WIRINGS: dict[str, dict[str, Any]] = {
     ids=["greedy", "n best", "beam"],
 )
 def test_recorded_steps_find_what_the_model_finds(wiring: str, strategy: Any) -> None:
-    """Long enough that more places are read than at first, sentences leave at different steps, and beams change places."""
+    """Long enough that more places are read than at first, sentences leave at different steps, and
+    beams change places.
+    """
     model = make(end=1.0, **WIRINGS[wiring])
     assert cuda_unsupported_reason(model) == ""
     asked = request(sources(13), strategy, min_length=17)
