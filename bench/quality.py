@@ -298,6 +298,7 @@ class Metric(NamedTuple):
         return float(self.metric._compute_score_from_stats(list(statistics)).score)
 
 
+@functools.cache
 def metrics_of(corpus: Corpus) -> list[Metric]:
     """Return BLEU and chrF of sacreBLEU and, for Multi30k, BLEU of lower-cased tokens."""
     from sacrebleu.metrics.bleu import BLEU
