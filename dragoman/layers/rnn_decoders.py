@@ -22,7 +22,7 @@ class AttentionDecoder(nn.Module):
 
     supports_input_feeding = True  # whether the last output can be part of the next input
 
-    def __init__(self, recurrence: RNN, *, input_feeding: bool = False) -> None:
+    def __init__(self, recurrence: RNN, *, input_feeding: bool) -> None:
         super().__init__()
         self.is_parallel = False  # whether the RNN does not depend on the attention: run_parallel
         self.recurrence = recurrence
@@ -70,7 +70,7 @@ class LuongDecoder(AttentionDecoder):
     Luong, Pham and Manning (2015), section 3, equation 5; input feeding is section 3.3.
     """
 
-    def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool = False) -> None:
+    def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool) -> None:
         super().__init__(recurrence, input_feeding=input_feeding)
         self.readout = readout
         self.is_parallel = not input_feeding
@@ -144,7 +144,7 @@ class BahdanauDecoder(AttentionDecoder):
     The appendix writes s_{t-1} in the readout; equation 4 has s_t.
     """
 
-    def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool = False) -> None:
+    def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool) -> None:
         super().__init__(recurrence, input_feeding=input_feeding)
         self.readout = readout
 
@@ -225,7 +225,7 @@ class GNMTDecoder(AttentionDecoder):
     supports_input_feeding = False
 
     def __init__(self, recurrence: RNN, above: list[RNN], *, dropout: float = 0.0) -> None:
-        super().__init__(recurrence)
+        super().__init__(recurrence, input_feeding=False)
         self.above = nn.ModuleList(above)
         self.layers, self.dropout = 1 + len(above), dropout
 

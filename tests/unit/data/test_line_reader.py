@@ -366,3 +366,10 @@ def test_eight_bytes_are_enough_to_detect_utf16() -> None:
         assert detect_utf16("tex".encode(encoding)) == ""
         assert detect_utf16("te\u4e2dt".encode(encoding)) == name  # two thirds are zero
         assert detect_utf16("t\u4e2d\u4e2dt".encode(encoding)) == ""
+
+
+def test_files_of_a_like_name_are_suggested_in_order(tmp_path: Path) -> None:
+    for name in ("b.de.xz", "b.de.gz", "b.en", "a.de", "b.tsv", "b.1", "b.2"):
+        written(tmp_path / name, b"")
+    with pytest.raises(DataError, match=r"did you mean b\.1, b\.2, b\.de\.gz, b\.de\.xz, b\.en\?"):
+        texts(tmp_path / "b.de")

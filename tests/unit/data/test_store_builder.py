@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from store_kit import ENGLISH, GERMAN, corpus_of, prepared
 from sync_kit import SyncRecorder
 
-from dragoman.config.config import TextConfig
+from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data import store_builder
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
@@ -213,3 +216,18 @@ def test_a_store_is_published_once_or_the_error_is_raised(tmp_path: Path) -> Non
     assert [each.name for each in tmp_path.iterdir()] == ["store"]
     with pytest.raises(OSError, match="No such file"):
         store_builder._publish_if_absent(first, tmp_path / "missing" / "store")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "id_bytes"), [((65_536, 9), 2), ((65_537, 9), 4), ((9, 65_537), 4)]
+)
+def test_ids_have_room_for_the_larger_vocabulary(
+    sizes: tuple[int, int], id_bytes: int, tmp_path: Path
+) -> None:
+    tokenizers: Any = Tokenizers(*(MagicMock(tag_ids={}) for _ in sizes))
+    for each, size in zip(tokenizers, sizes, strict=True):
+        each.__len__.return_value = size
+    corpus: Any = None
+    with contextlib.ExitStack() as stack:
+        writer = store_builder._StoreWriter(tmp_path, corpus, tokenizers, DataConfig(), stack)
+        assert writer.id_bytes == id_bytes

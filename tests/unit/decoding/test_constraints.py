@@ -514,3 +514,15 @@ def test_a_hard_combination_is_decided_exactly() -> None:
             assert found == {"".join(path) for path in paths}
         seen.add(bool(paths))
     assert seen == {True, False}
+
+
+def test_what_a_mirrored_character_became_decides_the_rest() -> None:
+    """After `.` the pattern is in one state, and only what stands for x may stand there again."""
+    for source, pattern, expected in (
+        ("xx", ".b", {"bb"}),
+        ("xyx", "..[bc]", {"bab", "bcb", "bdb", "cac", "cbc", "cdc", "bbb", "ccc"}),
+    ):
+        constraints = [Mirror(), EqualLength(), Regex(pattern)]
+        automaton = CompiledConstraints(constraints, CHARACTERS).bind(source)
+        found = {decode(CHARACTERS, TEXTS[id(CHARACTERS)], each) for each in outputs(automaton, 4)}
+        assert {each for each in found if " " not in each and "，" not in each} == expected

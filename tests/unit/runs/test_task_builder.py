@@ -6,10 +6,14 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from tagging_kit import make_config, make_records
 
+from dragoman.bundle.task_bundle import task_text_files
 from dragoman.config import Config
+from dragoman.data.records import Record
 from dragoman.runs import task_builder
 from dragoman.runs.builder import RunBuilder
+from dragoman.tasks.tagging import TaggingTask
 
 
 def numbers(records: object) -> list[int]:
@@ -40,3 +44,20 @@ def test_steps_and_epochs_are_converted_into_each_other() -> None:
     for epochs, steps in ((1.0, 4), (2.5, 10), (0.01, 1)):
         assert RunBuilder.steps_of(builder, epochs) == steps
     assert RunBuilder.epochs_of(builder, 10) == 2.5
+
+
+def test_a_new_run_learns_its_vocabularies_and_a_resumed_one_keeps_them(tmp_path: Path) -> None:
+    config, folder = make_config(), tmp_path / "text"
+    first, second = make_records(20, seed=1), make_records(1, seed=2)
+
+    def open_task(records: list[Record], *, resumed: bool) -> dict[str, bytes]:
+        task = task_builder._open_task(
+            config, TaggingTask, folder, lambda: iter(records), resumed=resumed
+        )
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert task_text_files(task) == files
+        return files
+
+    learned = open_task(first, resumed=True)  # the first attempt ended before they were written
+    assert open_task(second, resumed=True) == learned
+    assert open_task(second, resumed=False) != learned

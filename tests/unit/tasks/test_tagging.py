@@ -361,3 +361,7 @@ def test_an_input_is_tokens_or_a_named_text() -> None:
     assert list(task.read_input(both).tokens) == ["Anna", "sees"]
     assert task.read_input(both, text_field="other") == "the"
     assert task.read_input(record(text="in Bonn")) == "in Bonn"
+    config = task.config.replace(data={"text_field": "line"})
+    named = TaggingTask(config, task.text)
+    assert named.read_input(record(text="in Bonn", line="the")) == "the"
+    assert named.read_input(record(text="in Bonn")) == "in Bonn"
