@@ -90,7 +90,9 @@ class LabelAttention(RecordableAttention):
     et al. (2018), "Joint embedding of words and labels".
     """
 
-    def __init__(self, width: int, *, labels: int, score_width: int, names: bool = False) -> None:
+    def __init__(
+        self, width: int, *, labels: int, score_width: int = 0, names: bool = False
+    ) -> None:
         super().__init__()
         self.hidden = nn.Linear(width, score_width, bias=False) if score_width else None
         self.queries = nn.Linear(score_width or width, labels, bias=False)  # u, one row per label
