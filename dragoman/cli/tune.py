@@ -205,7 +205,7 @@ def tune(
     )
     if dry_run:
         return
-    for line in result.table():
+    for line in result.table() if result.trials else ():
         print_result(line)
     best = result.best
     if best is not None:

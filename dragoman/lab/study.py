@@ -170,6 +170,7 @@ def tune(
         progress=progress or QuietProgress(),
     )
     if dry_run:
+        study.require_usable()
         study.choose_header()
         study.describe()
         return study.result(stopped=False)
@@ -234,9 +235,8 @@ class Study:
 
     # Start
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Lock the directory and read its journal, or begin one."""
+    def require_usable(self) -> None:
+        """Raise BundleError unless the directory is new, empty or a study's."""
         files = sorted(each.name for each in self.path.iterdir()) if self.path.exists() else []
         if files and not self.journal.path.exists() and set(files) - {"lock"}:
             raise BundleError(
@@ -245,6 +245,11 @@ class Study:
                 found=f"{', '.join(files[:3])}{' …' if len(files) > 3 else ''} in it",
                 fix="choose another directory",
             )
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Lock the directory and read its journal, or begin one."""
+        self.require_usable()
         with os_errors_converted(self.path):
             require_writable(self.path)
             (self.path / TRIALS_DIRECTORY).mkdir(exist_ok=True)
@@ -365,10 +370,14 @@ class Study:
         names = [name for name in now if name in before and before[name] != now[name]]
         if names:
             name = names[0]
+            then, found = (
+                " ".join(map(str, value)) or "none" if isinstance(value, list) else repr(value)
+                for value in (before[name], now[name])
+            )
             raise ConfigError(
                 [
-                    f"{self.path} holds a study with {name}={before[name]!r:.60}; found "
-                    f"{now[name]!r:.60}; repeat the same command, or choose another --out"
+                    f"{self.path} holds a study with {name}={then:.200}; found {found:.200}; "
+                    "repeat the same command, or choose another --out"
                 ]
             )
 

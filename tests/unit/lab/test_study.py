@@ -375,6 +375,13 @@ def test_another_request_is_refused(run: Run, options: dict[str, Any], name: str
         run(2, **options)
 
 
+def test_a_search_that_differs_is_shown_as_it_was_typed(run: Run) -> None:
+    run(1, search=["dropout", "train.optimizer=adam,adamw"])
+    with pytest.raises(ConfigError) as refused:
+        run(2, search=["dropout"])
+    assert "--search=dropout train.optimizer=adam,adamw; found dropout; " in str(refused.value)
+
+
 def test_another_setting_is_refused(run: Run, config: Config) -> None:
     run(1)
     with pytest.raises(ConfigError, match=r"holds a study with train.batch_tokens=.*found 77"):
@@ -560,6 +567,13 @@ def test_a_dry_run_shows_the_search_space_and_writes_nothing(run: Run, tmp_path:
     assert "budget: 16 min 40 s, 30 s for each trial" in text
     assert "model.dropout    0..0.4 (base 0.1)" in text
     assert "train.optimizer  adam, adamw (base adamw)" in text
+
+
+def test_a_dry_run_refuses_the_directory_that_the_study_would(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "letter.txt").write_text("mine")
+    with pytest.raises(BundleError, match=r"a study; .* is neither; found letter.txt in it"):
+        run(3, dry_run=True)
 
 
 def test_best_settings_are_plain_yaml(run: Run, tmp_path: Path) -> None:
