@@ -6,6 +6,7 @@ from torch import nn
 
 from dragoman.attention import edit, record
 from dragoman.attention.co_attention import CoAttention
+from dragoman.errors import DragomanError
 
 
 def by_the_equations(first, second, first_length, second_length, projection):
@@ -49,3 +50,15 @@ def test_both_directions_are_recorded_and_edited():
     torch.testing.assert_close(records["cross.a"].output[:, 0], plain.first)
     with edit(model, {"cross.a": torch.zeros_like}):
         assert not model["cross"](first, second).first.any()
+
+
+@pytest.mark.parametrize("side", ["first_mask", "second_mask"])
+def test_a_mask_of_the_other_sequence_is_refused(side):
+    first, second = torch.randn(2, 4, 6), torch.randn(2, 5, 6)
+    for size in (4, 5):
+        masks = {side: torch.ones(2, size, dtype=torch.bool)}
+        if size == (4 if side == "first_mask" else 5):
+            CoAttention()(first, second, **masks)
+        else:
+            with pytest.raises(DragomanError, match="mask"):
+                CoAttention()(first, second, **masks)

@@ -448,3 +448,11 @@ def test_unpadded_step_names_are_ignored(tmp_path: Path) -> None:
         save_checkpoint(run, 4)
         (tmp_path / "run" / f"step-{'0' * 30}9").mkdir()
         assert run.steps() == [4]
+
+
+@pytest.mark.parametrize(("first", "second"), [("a" * 64, ""), ("", "b" * 64)])
+def test_a_run_without_a_digest_of_its_data_accepts_any(tmp_path, first, second):
+    with RunDirectory(tmp_path, data_digest=first) as run:
+        save_checkpoint(run, 1)
+    with RunDirectory(tmp_path, data_digest=second) as run:
+        assert run.latest().step == 1

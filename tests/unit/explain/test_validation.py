@@ -26,7 +26,7 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
-from dragoman.explain.validation import explanation_schema, find_problems
+from dragoman.explain.validation import explanation_schema, find_problems, find_unusable_values
 
 
 def whole() -> dict[str, Any]:
@@ -204,6 +204,7 @@ MISFITS: dict[str, tuple[Callable[[Values], None], str]] = {
     "nodes nowhere": (put("beam", "nodes", "parent", value="no"), "vectors of one length"),
     "nodes of a matrix": (put("beam", "nodes", "parent", value="x0.w"), "vectors of one length"),
     "a cycle of parents": (put_node("parent", "<i4", 1, 2), "parents must come before"),
+    "a second root": (put_node("parent", "<i4", 1, -1), "parents must come before"),
     "an unknown reason": (put_node("reason", "<u1", 1, 200), "below 9; found 200"),
     "leaf": (put("nbest", 0, "leaf", value=10**9), "n-best entry must end at one of"),
     "span": (put("source", "tokens", 0, "span", value=[0, 10**9]), "part of its text"),
@@ -274,3 +275,8 @@ def test_a_path_of_the_model_changes_no_digest() -> None:
     assert moved.model["path"] == "models/other"
     assert moved.digest == explanation.digest
     assert Explanation.from_json(moved.to_json()).model["path"] == "models/other"
+
+
+def test_text_in_any_script_is_usable() -> None:
+    assert list(find_unusable_values({"text": ["ä", "我们", "😀"], "\u00fc": 0.5})) == []
+    assert len(list(find_unusable_values(["ok", "\udfff", "ä\ud800", math.inf]))) == 3

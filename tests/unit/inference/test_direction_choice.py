@@ -82,3 +82,10 @@ def test_models_of_one_direction_accept_their_own_languages() -> None:
         single.choose(["x"], target="fr")
     with pytest.raises(ConfigError, match="for a model of unknown languages; leave it out"):
         DirectionChooser(Config()).choose(["x"], target="fr")
+
+
+def test_a_source_is_identified_among_some_languages() -> None:
+    found = chooser(*FOUR)
+    assert found.identify("This is a house.") == "en"
+    assert found.identify("This is a house.", ["fr"]) == "fr"
+    assert found.identify("Das ist ein", ["en", "de"]) == "de"

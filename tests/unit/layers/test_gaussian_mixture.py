@@ -51,3 +51,13 @@ def test_em_never_lowers_the_likelihood_and_finds_what_the_oracle_knows():
     )
     gap = oracle.mean_log_likelihood(points, mask) - best.mean_log_likelihood(points, mask)
     assert float(gap.mean()) < 0.05
+
+
+def test_outputs_are_a_logit_means_and_deviations():
+    torch.manual_seed(0)
+    outputs = torch.randn(2, 3, 5)
+    mixture = GaussianMixture.from_outputs(outputs)
+    torch.testing.assert_close(mixture.log_weights.exp().sum(-1), torch.ones(2))
+    torch.testing.assert_close(mixture.means, outputs[..., 1:3])
+    assert mixture.deviations.shape == (2, 3, 2)
+    assert torch.equal(mixture.deviations.argsort(1), outputs[..., 3:].argsort(1))
