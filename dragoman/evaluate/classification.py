@@ -134,7 +134,7 @@ def tune_thresholds(
     One threshold for all labels maximizes micro F1; with `by_label` each maximizes the F1 of its
     label (Yang 2001, "SCut"). Tuned on one or two examples it would admit anything: with fewer
     than MIN_POSITIVES it maximizes the F1 that is expected of the probabilities themselves, which
-    needs no examples (Lipton, Elkan and Naryanaswamy 2014). Candidates lie halfway between
+    needs no examples (Lipton, Elkan and Narayanaswamy 2014). Candidates lie halfway between
     neighbouring probabilities; of equal ones the nearest to 0.5 is taken, which is also that of no
     examples.
     """
