@@ -118,7 +118,10 @@ class TransformerLayer(Block):
         memory = previous["hidden"].detach().to(x.dtype)
         filled = memory if context.filled is None else memory[:, memory.size(1) - context.filled :]
         output = self(x, replace(context, previous=filled))
-        hidden = torch.cat([memory, x.detach()], dim=1)[:, x.size(1) :]
+        kept = max(0, memory.size(1) - x.size(1))  # of the memory; none if a segment is as long
+        hidden = x.detach()[:, x.size(1) + kept - memory.size(1) :]
+        if kept:
+            hidden = torch.cat([memory[:, memory.size(1) - kept :], hidden], dim=1)
         return SegmentOutput(output, {"hidden": hidden})
 
     def start(self, context: ForwardContext) -> DecoderState:

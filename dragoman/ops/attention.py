@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MAX_STORED_SCORES = 2**28  # 512 MiB in half precision
-
 
 class AttentionOutput(NamedTuple):
     """The weighted sums of the values, and the attention weights."""
@@ -65,12 +63,6 @@ def attend(
         if short_attention.is_supported(query, key, value, mask=mask, dropout=dropout, bias=bias):
             return short_attention.attend_short(
                 query, key, value, mask=mask, causal=causal, scale=scale
-            )
-    if query.is_cuda and bias is not None and mask is None and not causal:
-        is_small = query.size(-2) * key.size(-2) * query.shape[:2].numel() <= MAX_STORED_SCORES
-        if bias.requires_grad and bias.dim() == 4 and is_small:
-            return attend_with_trained_bias(
-                query, key, value, bias.to(query.dtype), dropout=dropout, scale=scale
             )
     is_square = query.size(-2) == key.size(-2)
     if causal and mask is None and is_square and bias is None:
@@ -142,27 +134,6 @@ def attend_reference(
     weights = masked_softmax(scores, visible)
     weights = F.dropout(weights, dropout, training=dropout > 0)
     return AttentionOutput(weights @ value, weights)
-
-
-def attend_with_trained_bias(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    *,
-    dropout: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """Return what `attend` returns for a bias (B, H, T, S) that gets a gradient, by plain matmuls.
-
-    PyTorch's fused kernel writes the bias's gradient, as large as the scores, anyway. It saves
-    nothing then, and its tiles suit segments of a few hundred tokens badly. Scores are stored in
-    the dtype of the query, as the bias is.
-    """
-    query = query * (query.size(-1) ** -0.5 if scale is None else scale)
-    with torch.autocast(query.device.type, enabled=False):  # its softmax would be in float32
-        weights = (query @ key.transpose(-1, -2) + bias).softmax(dim=-1)
-        return F.dropout(weights, dropout, training=dropout > 0) @ value
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -19,7 +19,6 @@ from dragoman.ops import (
     linear_cross_entropy_reference,
     masked_softmax,
 )
-from dragoman.ops import attention as attention_module
 
 MASKS = {
     "none": None,
@@ -120,23 +119,6 @@ def test_scores_of_the_worked_example() -> None:
     """112 and 96 divided by 8 are 14 and 12, which become 0.88 and 0.12."""
     weights = masked_softmax(torch.tensor([112.0, 96.0]) / 8, None)
     torch.testing.assert_close(weights, torch.tensor([0.8808, 0.1192]), atol=5e-5, rtol=0)
-
-
-def test_attention_with_a_trained_bias_equals_pytorchs_kernel() -> None:
-    query, key, value, bias = tensors((2, 3, 4, 8), (2, 3, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5))
-    later = torch.ones(4, 5, dtype=torch.bool).triu(2)
-    masked = bias.masked_fill(later, torch.finfo(bias.dtype).min / 2)
-    for scale in (None, 0.3):
-        found = attention_module.attend_with_trained_bias(query, key, value, masked, scale=scale)
-        expected = F.scaled_dot_product_attention(query, key, value, attn_mask=masked, scale=scale)
-        torch.testing.assert_close(found, expected)
-        inputs, towards = [query, key, value, bias], torch.randn_like(found)
-        for one, other in zip(
-            torch.autograd.grad(found, inputs, towards, retain_graph=True),
-            torch.autograd.grad(expected, inputs, towards, retain_graph=True),
-            strict=True,
-        ):
-            torch.testing.assert_close(one, other)
 
 
 @needs_gpu

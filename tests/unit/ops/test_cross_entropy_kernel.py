@@ -176,15 +176,35 @@ def test_the_kernel_is_not_used_on_a_cpu() -> None:
     assert max(differences(*inputs(4, 10), 0.1, bias=True)) < 1e-5
 
 
-@pytest.mark.parametrize("vocab_size", [16, 33, 33_278])
-def test_rows_of_logits_are_aligned_whatever_the_vocabulary(vocab_size: int) -> None:
-    hidden, weight, _ = inputs(3, vocab_size)
-    for bias in (None, torch.arange(float(vocab_size))):
-        with torch.no_grad():
-            logits = loss_module.aligned_linear(hidden, weight, bias)
-        assert logits.shape == (3, vocab_size)
-        assert logits.stride(0) % 16 == 0
-        torch.testing.assert_close(logits, torch.nn.functional.linear(hidden, weight, bias))
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("vocab_size", [16, 33, 47])
+def test_a_kernel_gets_aligned_rows_whatever_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int, bias: bool
+) -> None:
+    """The kernel is replaced by PyTorch on a CPU; what surrounds it is that of a GPU."""
+    strides = []
+
+    def launch(
+        logits: Tensor, targets: Tensor, differentiate: bool, *, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        strides.append(logits.stride(0))
+        logits_in = logits.detach().clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(
+            logits_in, targets, reduction="none", ignore_index=IGNORE_INDEX
+        )
+        with torch.enable_grad():
+            again = torch.nn.functional.cross_entropy(
+                logits_in, targets, reduction="sum", ignore_index=IGNORE_INDEX
+            )
+        logits.copy_(torch.autograd.grad(again, logits_in)[0])
+        return loss.detach(), loss.detach()
+
+    monkeypatch.setattr(type(CROSS_ENTROPY_KERNEL), "can_run", lambda kernel, x: True)
+    monkeypatch.setattr(loss_module, "_launch_cross_entropy", launch)
+    assert max(differences(*inputs(7, vocab_size), 0.0, bias=bias)) < 1e-5
+    assert strides
+    assert all(stride % 16 == 0 for stride in strides)
+    assert CROSS_ENTROPY_KERNEL.is_enabled, "the replacement must not have failed"
 
 
 @needs_gpu
