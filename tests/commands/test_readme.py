@@ -106,9 +106,8 @@ def parse(arguments: list[str]) -> None:
         name = arguments[0]
         _, command, arguments = command.resolve_command(context, arguments)
         assert command is not None, f"no command {name}"
-    context = command.make_context("dragoman", [], resilient_parsing=True)
-    context.resilient_parsing = False
-    command.make_parser(context).parse_args(args=arguments)
+    # Parsing alone: defaults, such as the built-in model, need not exist.
+    command.make_parser(command.context_class(command)).parse_args(args=arguments)
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL])
