@@ -25,7 +25,7 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.progress import progress
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, StoppedError
 from dragoman.inference.augmentation import METHODS, TAG, AugmentationRun, PairFilter
 from dragoman.storage.atomic import hash_file
 from dragoman.storage.manifest import manifest_digest, read_manifest
@@ -187,23 +187,30 @@ def augment(
     }
     options = {name: value for name, value in options.items() if value is not None}
     lines = InputFiles([input_])
-    with progress("translating", lines.count(), "lines") as bar:
-        result = run.run(
-            lines,
-            lambda block, block_seed: translator.translate(
-                block, **options, **({"sample": True, "seed": block_seed} if sample else {})
-            ),
-            PairFilter(
-                lambda text, translation: (
-                    len(tokenizers.src.encode(text)),
-                    len(tokenizers.tgt.encode(translation)),
+    try:
+        with progress("translating", lines.count(), "lines") as bar:
+            result = run.run(
+                lines,
+                lambda block, block_seed: translator.translate(
+                    block, **options, **({"sample": True, "seed": block_seed} if sample else {})
                 ),
-                max_ratio=max_ratio,
-                drop_copies=not keep_copies,
-            ),
-            seed=1 if seed is None else seed,
-            advance=bar.advance,
-        )
+                PairFilter(
+                    lambda text, translation: (
+                        len(tokenizers.src.encode(text)),
+                        len(tokenizers.tgt.encode(translation)),
+                    ),
+                    max_ratio=max_ratio,
+                    drop_copies=not keep_copies,
+                ),
+                seed=1 if seed is None else seed,
+                advance=bar.advance,
+            )
+    except KeyboardInterrupt:
+        raise StoppedError(
+            f"stopped after {format_count(run.lines_done, 'line')}",
+            found="",
+            fix="run the same command again to resume",
+        ) from None
     if json:
         print_json({"lines": result.lines, "pairs": result.pairs, "dropped": dict(result.dropped)})
         return

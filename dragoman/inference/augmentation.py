@@ -114,6 +114,11 @@ class AugmentationRun:
         self._counts, self._sizes = Counter(record["counts"]), list(record["bytes"])
         if not record["done"]:
             self._truncate()
+        return self.lines_done
+
+    @property
+    def lines_done(self) -> int:
+        """Lines whose pairs are on disk."""
         return self._counts["lines"]
 
     def run(
@@ -142,8 +147,8 @@ class AugmentationRun:
                     pair = (synthetic, given) if is_back else (given, synthetic)
                     written[0].append(f"{tag}{pair[0]}\n")
                     written[1].append(f"{pair[1]}\n")
-            self._counts["lines"] += len(block)
             self._append(["".join(each).encode() for each in written])
+            self._counts["lines"] += len(block)
             self._record(digest)
             advance(len(block))
         self._finish(digest)

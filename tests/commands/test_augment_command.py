@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
+from dragoman.inference import Translator, augmentation
 
 LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "Das ist ein Haus."]
 
@@ -44,6 +45,32 @@ def test_pairs_are_written(
     assert "add --overwrite" in capsys.readouterr().err
     assert augment(bundle, mono, "--overwrite", *search) == 0
     assert "3 pairs of 4 lines; dropped 1 empty" in capsys.readouterr().err
+
+
+def test_an_interruption_says_how_to_resume(
+    bundle: Path,
+    mono: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(augmentation, "BLOCK_LINES", 2)
+    blocks = []
+
+    def interrupted(texts: list[str], **_: object) -> list[str]:
+        blocks.append(texts)
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        return ["x"] * len(texts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Translator, "translate", lambda _, texts, **options: interrupted(texts))
+        assert augment(bundle, mono) == 75
+    err = capsys.readouterr().err
+    assert "stopped after 2 lines; run the same command again to resume" in err
+    assert not mono.with_name("s").exists()
+    assert augment(bundle, mono) == 0
+    assert "continuing after 2 lines" in capsys.readouterr().err
+    assert mono.with_name("s").read_text(encoding="utf-8").splitlines()[0] == "x"
 
 
 @pytest.mark.parametrize(
