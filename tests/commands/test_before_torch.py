@@ -197,7 +197,7 @@ print(json.dumps([code, sorted(sys.modules)]))
     assert [name for name in HEAVY if name in modules] == []
 
 
-def test_no_recipe_needs_more_than_torch_to_be_laid_out() -> None:
+def test_no_recipe_needs_more_than_torch_to_be_built() -> None:
     """Initializing weights on the meta device would import torch._dynamo."""
     code = """
 import sys

@@ -126,7 +126,7 @@ def test_json_of_a_model_without_attention_has_no_alignment(
     assert [each["alignment"] for each in found] == [None, None]
 
 
-def test_json_has_scores_pieces_and_alignment(
+def test_json_has_scores_tokens_and_alignment(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Attention asked for and not given (sockeye#385); every row sums to 1."""

@@ -81,7 +81,7 @@ def test_hard_attention_learns_through_the_softmax_of_its_sample() -> None:
     assert scores.grad.any()
 
 
-def test_local_m_walks_along_and_stays_at_the_last_word() -> None:
+def test_local_m_advances_and_stays_at_the_last_word() -> None:
     scores, mask = doubles(2, 9, 7), torch.arange(7) < torch.tensor([[7], [4]])
     weights = LocalMonotonicAlignment(radius=2)(scores, mask)
     for row, length in enumerate((7, 4)):

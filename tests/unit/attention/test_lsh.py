@@ -227,7 +227,7 @@ def test_half_precision_stays_close_and_finite(causal: bool) -> None:
     assert (found - wanted).norm() < 0.05 * wanted.norm()
 
 
-def test_nothing_kept_for_the_way_back_is_larger_than_the_tokens() -> None:
+def test_nothing_saved_for_backward_is_larger_than_the_tokens() -> None:
     """Four times the length keeps four times as much, and more rounds hardly more."""
     kept: dict[tuple[int, int], int] = {}
     for tokens, rounds in ((256, 2), (1024, 2), (1024, 8)):

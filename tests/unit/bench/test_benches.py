@@ -229,7 +229,7 @@ def test_its_tokens_are_counted_from_its_order(bench, corpus, tmp_path):
     assert longest[3:6] == sorted(longest[3:6], reverse=True)  # a round is one sorting
 
 
-def test_its_batches_fill_our_slots_and_fit_into_memory(seq2seq, corpus):
+def test_its_batches_have_our_padded_size_and_fit_into_memory(seq2seq, corpus):
     longer = np.maximum(corpus.store.src_lengths, corpus.store.tgt_lengths).astype(int) + 1
     free = seq2seq.sentences_per_batch(corpus.store, padded_tokens=2560, vocabulary=512)
     assert free == pytest.approx(2560 / longer.mean(), abs=1)

@@ -39,7 +39,7 @@ def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
     assert workload.sentences(50, 500) == drawn
 
 
-def test_nobody_to_race_is_told(
+def test_having_no_peers_is_reported(
     bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bench import decode_cpu
@@ -354,7 +354,7 @@ def test_a_worker_keeps_the_best_layout_if_requested(
 
 
 @pytest.mark.slow
-def test_the_race_prints_a_table_and_a_line_of_json() -> None:
+def test_the_benchmark_prints_a_table_and_a_line_of_json() -> None:
     command = [
         sys.executable,
         str(ROOT / "bench" / "decode_cpu.py"),

@@ -131,7 +131,7 @@ def test_all_are_told_of_the_same_model(bench, tmp_path, name):
     assert set(flat.get("train_steps", []) + flat.get("updates", [])) == {8}
 
 
-def test_texts_are_cut_at_spaces_and_pieces_are_listed(bench, tmp_path):
+def test_texts_are_cut_at_spaces_and_tokens_are_listed(bench, tmp_path):
     job(bench, tmp_path).write(["a", "b"], [["a", "b"], ["b"]], [["b"], ["a"]])
     assert (tmp_path / "train.src").read_text() == "a b\nb\n"
     assert (tmp_path / "train.tgt").read_text() == "b\na\n"

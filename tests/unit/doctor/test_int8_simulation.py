@@ -40,7 +40,7 @@ def test_a_linear_layer_gives_what_whole_numbers_give() -> None:
     assert (found - layer(x)).abs().max() > 1e-4, "it is not float32's product"
 
 
-def test_there_are_255_levels_and_nought_stays_nought() -> None:
+def test_there_are_255_levels_and_zero_stays_zero() -> None:
     x = torch.cat([torch.linspace(-2.0, 2.0, 4001), torch.zeros(1)]).unsqueeze(0)
     found = fake_quantize(x)
     assert len(found.unique()) == 255

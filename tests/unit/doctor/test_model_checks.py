@@ -48,7 +48,7 @@ def test_a_sound_model_passes_all(parts: Parts) -> None:
     assert {name for name, verdict in verdicts.items() if verdict != "PASS"} == {"exported engines"}
 
 
-def test_a_look_into_the_future_is_seen(parts: Parts) -> None:
+def test_attention_to_later_positions_is_noticed(parts: Parts) -> None:
     whole = parts.model.decode
 
     def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:

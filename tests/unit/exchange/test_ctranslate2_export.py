@@ -161,7 +161,7 @@ def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) ->
             assert its.score == pytest.approx(mine.score, abs=2e-4)
 
 
-def test_greedy_search_is_ours_with_limits_prefixes_and_forbidden_pieces(
+def test_greedy_search_is_ours_with_limits_prefixes_and_forbidden_tokens(
     pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
 ) -> None:
     native, engine, tokenizers = pair

@@ -338,7 +338,7 @@ def test_a_foreign_tokenizer_keeps_its_promises(spm: tuple[bytes, bytes], tmp_pa
         ([*SPECIAL_TOKENS, "a", "a"], "a token twice"),
     ],
 )
-def test_a_list_of_pieces_must_be_one(
+def test_a_list_of_tokens_must_be_one(
     spm: tuple[bytes, bytes], pieces: list[str], found: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BundleError, match=found):

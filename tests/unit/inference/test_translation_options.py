@@ -89,7 +89,7 @@ def test_a_prefix_begins_every_translation(translator: Translator) -> None:
         assert found.text.startswith("Eine Frau")
 
 
-def test_alignment_has_a_row_a_piece_and_rows_sum_to_one(translator: Translator) -> None:
+def test_alignment_has_a_row_a_token_and_rows_sum_to_one(translator: Translator) -> None:
     """Every matrix shown is a distribution over the source (sockeye#385, tensor2tensor#540)."""
     lines = ["Ein Mann geht.", "", "Zwei", "Eine Frau steht! 0123456789"]
     for found, line in zip(translator.stream(lines, alignment=True), lines, strict=True):

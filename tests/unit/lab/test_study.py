@@ -174,7 +174,7 @@ def test_pruned_trials_are_those_worse_than_the_median(run: Run) -> None:
     assert all(each.state == "complete" for each in run(12, out="all", prune=False).trials)
 
 
-def test_a_study_in_pieces_samples_the_same_as_one_in_one_piece(run: Run) -> None:
+def test_an_interrupted_study_samples_the_same_as_one_in_one_run(run: Run) -> None:
     whole = run(9)
     for trials in (1, 7, 9):
         pieces = run(trials, out="pieces")

@@ -38,7 +38,7 @@ def test_activations(activation: nn.Module, at_one: float) -> None:
     assert activation(torch.tensor(0.0)).item() == 0
 
 
-def test_feed_forward_is_two_products_with_a_bend() -> None:
+def test_feed_forward_is_two_linear_layers_with_an_activation() -> None:
     torch.manual_seed(0)
     layer = FeedForward(4, 8)
     x = torch.randn(2, 3, 4)

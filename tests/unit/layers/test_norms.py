@@ -41,7 +41,7 @@ def test_scale_norm_puts_vectors_on_one_sphere() -> None:
     assert norm.weight.numel() == 1
 
 
-def test_a_vector_of_nought_has_a_finite_slope() -> None:
+def test_a_zero_vector_has_a_finite_gradient() -> None:
     x = torch.zeros(1, 4, requires_grad=True)
     ScaleNorm(4)(x).sum().backward()
     assert x.grad is not None

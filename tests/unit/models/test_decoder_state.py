@@ -39,7 +39,7 @@ def test_a_cache_holds_what_was_appended() -> None:
     )
 
 
-def test_caches_grow_in_place_while_there_is_room() -> None:
+def test_caches_grow_in_place_while_capacity_lasts() -> None:
     state = cached(length=1)
     pointers = []
     for slot in range(1, 100):

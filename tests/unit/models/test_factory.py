@@ -171,7 +171,7 @@ def test_a_seed_gives_the_same_weights() -> None:
     assert not torch.equal(first["embeddings.shared.weight"], other["embeddings.shared.weight"])
 
 
-def test_a_model_laid_out_on_meta_is_filled_by_its_weights() -> None:
+def test_a_model_built_on_meta_is_filled_by_its_weights() -> None:
     torch.manual_seed(0)
     real = build(residual="pre_norm").eval()
     with torch.device("meta"):

@@ -116,7 +116,7 @@ def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(
         assert (one - wanted).norm() <= 2 * (other - wanted).norm() + 0.01 * wanted.norm()
 
 
-def test_the_way_back_leaves_random_numbers_alone() -> None:
+def test_the_backward_pass_leaves_random_numbers_alone() -> None:
     block = make(causal=True, dropout=0.3)
     x, context = tensors(torch.float32)
     output = block(x, context)

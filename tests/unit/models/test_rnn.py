@@ -127,7 +127,7 @@ def test_bahdanau_step_by_step() -> None:
 
 
 @torch.no_grad()
-def test_the_lowest_layer_asks_for_all_step_by_step() -> None:
+def test_gnmt_step_by_step() -> None:
     """Wu et al. (2016), section 3: the answer to the lowest layer's last state enters every layer;
     the third and later add their input.
     """

@@ -29,7 +29,7 @@ def test_only_what_may_be_produced_is_left(step: int, banned: set[int]) -> None:
 
 
 @pytest.mark.parametrize("beams_per_sentence", [1, 3])
-def test_each_beam_writes_into_a_slot_of_its_own(beams_per_sentence: int) -> None:
+def test_each_beam_writes_to_its_own_cache_position(beams_per_sentence: int) -> None:
     sentences = np.arange(2)
     past_slots = (
         np.arange(2 * beams_per_sentence, dtype=np.int32)[:, None] % beams_per_sentence

@@ -215,7 +215,7 @@ def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() 
 
 
 @needs_int8
-def test_where_all_pieces_are_nearly_as_good_the_screen_is_given_up(
+def test_where_all_tokens_are_nearly_as_good_the_filter_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpp_transformer, "_MIN_OBSERVED_ROWS", 50)
@@ -420,7 +420,7 @@ def test_embeddings_that_are_no_table_take_single_steps() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("positions", [6, 7, 20, 64])
-def test_a_walk_ends_where_positions_do_and_not_before(positions: int) -> None:
+def test_decoding_ends_where_positions_do_and_not_before(positions: int) -> None:
     """Room is made for more steps than are taken; learned positions end at a piece of their own."""
     form = compiled(make(positions="learned", max_positions=positions))
     memory = encoded(form, 5)
@@ -446,7 +446,7 @@ def test_a_walk_ends_where_positions_do_and_not_before(positions: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
-def test_long_outputs_make_room_as_they_go(precision: str) -> None:
+def test_long_outputs_grow_the_cache(precision: str) -> None:
     """Past the first room, twice, with rows that leave in between."""
     form = compiled(make(), precision)
     limits = torch.tensor([70, 3, 41, 17, 16, 15, 90, 1])
@@ -488,7 +488,7 @@ def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("piece", [-1, VOCABULARY])
-def test_a_piece_that_there_is_not_is_an_error(piece: int) -> None:
+def test_an_unknown_token_is_an_error(piece: int) -> None:
     form = compiled(make())
     with torch.inference_mode(), pytest.raises(IndexError, match=f"vocabulary size, {VOCABULARY}"):
         form.step(torch.tensor([4, piece]), begun(form, 2))

@@ -121,7 +121,7 @@ def _list(found: Shortlist, piece: int) -> list[int]:
     return found.token_lists[found.list_starts[piece] : found.list_starts[piece + 1]].tolist()
 
 
-def test_a_shared_vocabulary_lists_each_piece_for_itself() -> None:
+def test_a_shared_vocabulary_lists_each_token_for_itself() -> None:
     found = counted(shared_vocab=True)
     assert all(piece in _list(found, piece) for piece in range(30))
     assert EOS in found.allowed_tokens([])
@@ -132,7 +132,7 @@ def test_no_pairs_are_no_shortlist() -> None:
         Shortlist.count([([], [])], src_vocab_size=5, tgt_vocab_size=5, shared_vocab=False)
 
 
-def test_texts_are_cut_into_pieces_and_counted(tmp_path: Path) -> None:
+def test_texts_are_tokenized_and_counted(tmp_path: Path) -> None:
     lines = {"src": ["a b c", "b c d", "c d e"] * 20, "tgt": ["A B C", "B C D", "C D E"] * 20}
     for side, texts in lines.items():
         (tmp_path / side).write_text("\n".join(texts) + "\n", "utf-8")
@@ -234,7 +234,7 @@ def test_a_model_that_scores_all_says_so_once(caplog: pytest.LogCaptureFixture) 
     assert "the shortlist is not used" in caplog.text
 
 
-def test_a_gpu_scores_all_pieces() -> None:
+def test_a_gpu_scores_all_tokens() -> None:
     bundle: Any = None
     with pytest.raises(ConfigError, match="a shortlist needs a CPU; found the device cuda"):
         open_engines(

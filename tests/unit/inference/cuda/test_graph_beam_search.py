@@ -443,7 +443,7 @@ def test_what_has_no_such_form_is_left_to_the_model(caplog: pytest.LogCaptureFix
         assert on_device(model, FLOAT16, request(sources(2))) is None
 
 
-def test_weights_that_change_are_laid_out_again() -> None:
+def test_weights_that_change_are_packed_again() -> None:
     model, asked, form = make(end=1.0), request(sources(3)), CudaBackend(FLOAT32)
     with torch.inference_mode():
         first = form.generate(model, 1, asked)
