@@ -358,14 +358,13 @@ class SelfAttention(MultiHead):
         assert causal, "only a causal layer continues earlier segments"
         memory, keys = previous.size(1), previous.size(1) + x.size(1)
         check_mask(mask, x.size(0), x.size(1), keys)
-        sizes = [self.inner, self.kv_inner + self.value_inner]
-        query, key_value = self.query_key_value(x).split(sizes, dim=-1)
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
-        earlier = F.linear(
-            previous, weight[self.inner :], None if bias is None else bias[self.inner :]
-        )
-        query = self.split(query, 1).squeeze(1)
-        key, value = self.split_key_value(torch.cat([earlier, key_value], dim=1)).unbind(1)
+        biases = (None, None) if bias is None else (bias[: self.inner], bias[self.inner :])
+        query = self.split(F.linear(x, weight[: self.inner], biases[0]), 1).squeeze(1)
+        # Concatenated before the projection, which is twice as wide.
+        both = torch.cat([previous, x], dim=1)
+        key_value = self.split_key_value(F.linear(both, weight[self.inner :], biases[1]))
+        key, value = key_value.unbind(1)
         key = key[..., : self.head_width]
         if self.query_norm is not None and self.key_norm is not None:
             query = _normalize_heads(self.query_norm, query)
