@@ -3,6 +3,7 @@
 import { addStrings, formatNumber, formatProbability, formatScore, translate } from './i18n.js';
 import { decodeExplanation } from './data.js';
 import { element, setAttributes } from './dom.js';
+import { paintLater } from './draw.js';
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
 import { fill, quoted } from './text.js';
@@ -454,6 +455,8 @@ class BeamTree {
     this.legend = element('p', { class: 'legend' });
     this.node = element('div', {}, this.scroller, this.legend);
     this.frame = 0;
+    this.revealActive = () => panel.beam && this.reveal(panel.active());
+    this.redraw = () => this.draw();
     this.scroller.addEventListener('scroll', () => this.schedule());
     this.scroller.addEventListener('keydown', (event) => this.move(event));
     this.scroller.addEventListener('click', (event) => {
@@ -482,8 +485,8 @@ class BeamTree {
   }
 
   update(changed) {
-    if (changed.has('node') || changed.has('step')) this.reveal(this.panel.active());
-    this.draw();
+    if (changed.has('node') || changed.has('step')) paintLater(this.revealActive);
+    paintLater(this.redraw);
   }
 
   center(node) {

@@ -8,6 +8,23 @@ onTheme(() => {
   drawColours = null;
 });
 
+const drawQueue = new Set();
+
+// Run `paint` once, after every panel has changed its elements: reading a size or setting a canvas's font between
+// two changes lays the whole page out each time.
+export function paintLater(paint) {
+  if (!drawQueue.size) {
+    queueMicrotask(() => {
+      try {
+        for (const each of drawQueue) each(); // and what they add
+      } finally {
+        drawQueue.clear();
+      }
+    });
+  }
+  drawQueue.add(paint);
+}
+
 function drawResolve(names) {
   const probe = document.createElement('span');
   probe.className = 'colour-probe';
@@ -88,12 +105,13 @@ export function cellImage(data, start, rows, cols, { scale = 1, signed = false, 
     return image;
   }
   const largest = new Float32Array(width * height);
-  for (let r = 0; r < rows; r++) {
+  const columns = Uint32Array.from({ length: cols }, (_, c) => Math.floor((c * width) / cols));
+  for (let r = 0, from = start; r < rows; r++, from += cols) {
     const row = Math.floor((r * height) / rows) * width;
     for (let c = 0; c < cols; c++) {
-      const at = row + Math.floor((c * width) / cols);
-      const value = data[start + r * cols + c];
-      if (Math.abs(value) > Math.abs(largest[at])) largest[at] = value;
+      const value = data[from + c];
+      const most = largest[row + columns[c]];
+      if (value > most ? value > -most : value < -most) largest[row + columns[c]] = value;
     }
   }
   for (let i = 0; i < largest.length; i++) pixels[i] = table[colourIndex(largest[i], scale, signed)];
@@ -101,9 +119,9 @@ export function cellImage(data, start, rows, cols, { scale = 1, signed = false, 
 }
 
 export function paintImage(canvas, image) {
-  canvas.width = image.width;
-  canvas.height = image.height;
-  canvas.getContext('2d').putImageData(image, 0, 0);
+  if (canvas.width !== image.width) canvas.width = image.width;
+  if (canvas.height !== image.height) canvas.height = image.height;
+  canvas.getContext('2d', { willReadFrequently: true }).putImageData(image, 0, 0);
 }
 
 // Size a canvas in CSS pixels and return its context, scaled to the device's pixels.

@@ -160,7 +160,8 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
   const legend = element('p', { class: 'ramp-legend', 'aria-hidden': 'true' });
   const count = element('p', { class: 'quiet heads-count', role: 'status' });
   let table = null;
-  let drawn = new Set();
+  const drawn = new Set();
+  let filled = null; // the explanation whose heads the cells are
   let pointed = null;
   let idle = 0;
 
@@ -183,7 +184,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     const image = cellImage(matrix.data, head * rows * cols, rows, cols, {
       scale: matrixScale(matrix, own ? measure : 'weights'), most: GRID_SIDE,
     });
-    paintImage(cell.querySelector('canvas'), image);
+    paintImage(cell.firstChild, image);
   }
 
   // What is out of sight follows when nothing else is to do, so that it is there in print and in pictures.
@@ -199,14 +200,16 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     }
   }
 
-  function redraw() {
-    drawn = new Set();
+  // Draw what is not drawn yet: first what is in view.
+  function drawMissing() {
+    watcher.disconnect();
     if (!idle) idle = whenIdle(drawLater);
-    for (const cell of cells.values()) {
-      const canvas = cell.querySelector('canvas');
-      watcher.unobserve(canvas);
-      watcher.observe(canvas);
-    }
+    for (const [name, cell] of cells) if (!drawn.has(name)) watcher.observe(cell.firstChild);
+  }
+
+  function redraw() {
+    drawn.clear();
+    drawMissing();
   }
 
   function cellLabel(each, state) {
@@ -219,15 +222,17 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     ].filter(Boolean).join(', ');
   }
 
-  function makeCell(each, value) {
-    const cell = element('button', {
+  // A head's cell: the one there was, with its picture, if only the order changes.
+  function makeCell(each, value, known) {
+    const cell = known.get(each.name) ?? element('button', {
       type: 'button', class: 'head-cell', tabindex: -1, 'data-head': each.name, 'aria-describedby': readId,
       onclick: () => choose(each.name),
       ondblclick: () => visit('head'),
       onpointerenter: () => read(each.name),
       onpointerleave: () => read(null),
-    }, element('canvas', { width: 1, height: 1, 'aria-hidden': 'true' }),
-    value ? element('span', { class: 'head-value' }, value(each)) : null);
+    }, element('canvas', { width: 1, height: 1, 'aria-hidden': 'true' }));
+    cell.querySelector('.head-value')?.remove();
+    if (value) cell.append(element('span', { class: 'head-value' }, value(each)));
     cells.set(each.name, cell);
     return cell;
   }
@@ -290,7 +295,9 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     const ex = current();
     const state = store.get();
     const focused = board.contains(document.activeElement) ? document.activeElement.dataset.head : null;
-    watcher.disconnect();
+    const known = filled === ex ? new Map(cells) : new Map();
+    if (filled !== ex) drawn.clear();
+    filled = ex;
     cells.clear();
     const groups = gridGroups(ex, state);
     board.className = `heads-board by-${state.sort}`;
@@ -299,10 +306,11 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
         String(group.rows.reduce((sum, row) => sum + row.heads.length, 0)))),
       group.rows.map((row) => element('div', { class: 'heads-row', var: { per: Math.min(8, Math.max(4, row.heads.length)) } },
         row.title ? element('span', { class: 'row-title', 'aria-hidden': 'true' }, row.title) : null,
-        element('div', { class: 'heads-cells' }, row.heads.map((each) => makeCell(each, row.value))))))));
+        element('div', { class: 'heads-cells' }, row.heads.map((each) => makeCell(each, row.value, known))))))));
     count.textContent = state.label ? translate('heads.count', { count: cells.size, label: labelTitle(state.label) }) : '';
     mark(true);
-    redraw();
+    for (const name of drawn) if (!cells.has(name)) drawn.delete(name);
+    drawMissing();
     if (focused && cells.has(focused)) roving.focus(cells.get(focused));
     table?.refresh();
   }

@@ -1,7 +1,7 @@
 // One head: its matrix with token axes, the strongest links, and what the model does without it.
 import { poolGroup } from './data.js';
 import { element, setAttributes } from './dom.js';
-import { cellImage, drawMatrix, matrixLayout, paintImage } from './draw.js';
+import { cellImage, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { chosenHead, groupTitle, headTitle, matrixScale } from './grid.js';
 import { addStrings, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { headName } from './state.js';
@@ -231,12 +231,12 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     spacer.style.height = `${layout.height}px`;
     const bar = layout.width > width ? 16 : 0;
     matrix.style.height = `${Math.min(layout.height, HEAD_HEIGHT) + bar}px`;
-    paint();
+    paintLater(paint);
   }
 
   function showPosition() {
     const { row, col } = position();
-    paint();
+    paintLater(paint);
     if (row < 0) return;
     gridRow.setAttribute('aria-rowindex', row + 1);
     gridCell.setAttribute('aria-colindex', col + 1);
@@ -311,7 +311,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     setAttributes(matrix, { 'aria-rowcount': region.rows, 'aria-colcount': region.cols,
       'aria-label': translate('head.matrix', { name: headName(chosen.site, chosen.head), rows: region.rowAxis.title, columns: region.colAxis.title }) });
     showControls(ex, state, site, chosen.head);
-    arrange();
+    paintLater(arrange);
     showPosition();
     showLinks();
     table?.refresh();

@@ -1,6 +1,6 @@
 // How order enters the model: similarity of positions, curves per head, reach, and how far each head attends.
 import { element } from './dom.js';
-import { cellImage, drawChart, drawMatrix, matrixLayout, paintImage } from './draw.js';
+import { cellImage, drawChart, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { groupTitle } from './grid.js';
 import { addStrings, formatNumber, hasString, translate } from './i18n.js';
 import { headName } from './state.js';
@@ -90,12 +90,16 @@ export function mountPositions(root, { store, current, onExplanation }) {
     });
   }
 
-  function paint() {
+  function paintHeads() {
     const ex = current();
     if (!ex) return;
-    paintMap(ex);
     paintCurves(ex);
     paintDistances(ex);
+  }
+
+  function paint() {
+    if (current()) paintMap(current());
+    paintHeads();
   }
 
   function show(ex) {
@@ -156,10 +160,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
   root.dataset.widget = 'positions';
   onExplanation(show);
   store.subscribe((state, changed) => {
-    if (current() && (changed.has('site') || changed.has('head'))) {
-      paintCurves(current());
-      paintDistances(current());
-    }
+    if (changed.has('site') || changed.has('head')) paintLater(paintHeads);
   });
   onTheme(paint);
 }

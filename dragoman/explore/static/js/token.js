@@ -1,6 +1,6 @@
 // One target token: after which layer the model settles on it, and which source tokens it relies on.
 import { element, setAttributes } from './dom.js';
-import { drawChart } from './draw.js';
+import { drawChart, paintLater } from './draw.js';
 import { chosenHead } from './grid.js';
 import { addStrings, formatChange, formatNumber, formatProbability, hasString, translate } from './i18n.js';
 import { headName } from './state.js';
@@ -124,7 +124,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
           plainText(tokenLabel({ text }), ex.target.lang), ' ', element('span', { class: 'quiet' }, formatProbability(p))))),
       ]),
     })));
-    paint();
+    paintLater(paint);
   }
 
   function available(ex) {
