@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", default=TEXT)
     parser.add_argument("--word", default="ball", help="word of the translation to select")
+    parser.add_argument("--to", help="target language, for a model of several directions")
     parser.add_argument("--dark", action="store_true")
     arguments = parser.parse_args()
     from playwright.sync_api import sync_playwright
@@ -92,7 +93,8 @@ def main() -> int:
     if program is None:
         print("the pictures need Chromium; found none; set DRAGOMAN_CHROMIUM", file=sys.stderr)
         return 2
-    explanation = dragoman.load(arguments.model).explain(arguments.text, beam=4)
+    options = {"target_language": arguments.to} if arguments.to else {}
+    explanation = dragoman.load(arguments.model).explain(arguments.text, beam=4, **options)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "explorer.html"

@@ -204,6 +204,9 @@ export function shellQuote(text) {
 export function explainCommand(ex, extra = []) {
   const request = ex.request ?? {};
   const parts = ['dragoman explain -m', ex.model?.path ? shellQuote(ex.model.path) : 'MODEL', shellQuote(request.text ?? ex.source?.text ?? '')];
+  const tag = ex.source?.tokens?.[0];
+  const to = tag?.special && /^<2([\w-]+)>$/.exec(tag.text); // of a model of several directions
+  if (to) parts.push('--to', to[1]);
   if (request.beam) parts.push('--beam', request.beam);
   if (typeof request.length_penalty === 'number') parts.push('--length-penalty', request.length_penalty);
   if (request.reference) parts.push('--reference', shellQuote(request.reference));

@@ -191,13 +191,19 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const missing = ex.missing?.attribution;
     sourceNote.textContent = [
       entry && typeof entry.gap === 'number' ? translate('token.gap', { gap: formatNumber(100 * entry.gap, 1) }) : '',
-      attribution ? translate('token.signs') : '',
+      attribution && entry.signed ? translate('token.signs') : '',
       missing ?? '',
     ].filter(Boolean).join(' ');
     agreement.hidden = !(attribution && mean);
     if (attribution && mean) {
-      const value = rankCorrelation(Array.from(attribution, Math.abs), mean);
-      agreement.textContent = translate(tokenAgreement(value), { value: formatNumber(value) });
+      const sizes = Array.from(attribution, Math.abs);
+      const value = rankCorrelation(sizes, mean);
+      const first = sizes.indexOf(Math.max(...sizes));
+      // Ranks among small numbers say little where both name the same token.
+      const same = value !== null && value < 0.8 && first === mean.indexOf(Math.max(...mean));
+      agreement.replaceChildren(...fill(translate(same ? 'token.agree.same' : tokenAgreement(value)), {
+        value: formatNumber(value), source: quoted(tokenLabel(inputTokens(ex)[first]), ex.source?.lang),
+      }));
     }
     const key = columns.map((column) => column.id).join(' ');
     const now = `${t} ${method} ${head && headName(chosen.site, chosen.head)}`;
@@ -284,6 +290,7 @@ addStrings(
     'token.methodReady': 'Attribution by {method} is shown.',
     'token.gap': 'The method’s sums miss the model’s change by {gap} %.',
     'token.signs': 'A source token with + made the word more probable, with − less probable.',
+    'token.agree.same': 'Attention and attribution both point to {source}; the ranks of all tokens correlate by {value}.',
     'token.agree.strong': 'Attention and attribution agree strongly, {value}: here attention is a fair guide.',
     'token.agree.partly': 'Attention and attribution agree in part, {value}.',
     'token.agree.weak': 'Attention and attribution agree weakly, {value}: what was read is not all that mattered.',
@@ -314,6 +321,7 @@ addStrings(
     'token.methodReady': '已显示{method}的归因。',
     'token.gap': '该方法之和与模型的变化相差 {gap} %。',
     'token.signs': '带 + 的原文词元使这个词更可能，带 − 的使它更不可能。',
+    'token.agree.same': '注意力与归因都指向 {source}；所有词元排序的相关系数为 {value}。',
     'token.agree.strong': '注意力与归因高度一致，{value}：此处注意力可以参考。',
     'token.agree.partly': '注意力与归因部分一致，{value}。',
     'token.agree.weak': '注意力与归因只有弱的一致，{value}：读到的并不就是起作用的全部。',
