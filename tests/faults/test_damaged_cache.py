@@ -167,6 +167,8 @@ def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(
     )  # what it returns for a user that the system does not know
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     assert cache.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: "/")  # as in some containers
+    assert cache.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
     cache.cache_dir().symlink_to(tmp_path)  # somebody was there first
     with pytest.raises(PermissionError, match="is a symbolic link"):
         cache.make_private_directory(cache.cache_dir())

@@ -128,3 +128,12 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
     unknown = record_of(tmp_path, first="good", second="pos")
     with pytest.raises(DataError, match=r"field of data.text_field must be known .* found first"):
         find_text_field(unknown, "")
+
+
+@pytest.mark.parametrize(
+    ("row", "is_header"),
+    [("text,label", True), ("text,", False), ("text,text", False), ("one,two", False)],
+)
+def test_a_header_names_every_column_once(tmp_path, row, is_header):
+    path = write(tmp_path / "x.csv", f"{row}\nfirst,1\nsecond,2\n")
+    assert len(list(read_records([path]))) == (2 if is_header else 3)

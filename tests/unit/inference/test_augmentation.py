@@ -158,3 +158,14 @@ def test_a_partial_file_that_lost_bytes_is_told(tmp_path: Path) -> None:
     (tmp_path / "out.tgt.partial").write_bytes(b"")
     with pytest.raises(CorruptError, match="found 0"):
         build(tmp_path).open()
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [((1, 6), ""), ((1, 7), "length-ratio"), ((7, 1), "length-ratio"), ((3, 9), ""),
+     ((3, 10), "length-ratio"), ((0, 6), "length-ratio"), ((100, 106), "")],
+)  # fmt: skip
+def test_a_pair_is_dropped_above_the_ratio_if_it_differs_by_more_than_five_tokens(
+    counts: tuple[int, int], reason: str
+) -> None:
+    assert PairFilter(lambda *_: counts).drop_reason("a", "b") == reason

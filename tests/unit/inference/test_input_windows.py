@@ -29,6 +29,7 @@ from dragoman.inference.input_windows import (
     get_ready_check,
     is_regular_file,
 )
+from dragoman.inference.translation import Translation, join_translations
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 MOST = 2048
@@ -309,3 +310,14 @@ def test_a_system_that_cannot_tell_of_pipes_reads_them_as_before(
         lines = open_stream_lines(stream)
         assert get_ready_check(lines) is None
         assert list(lines) == ["a", "b"]
+
+
+def test_a_line_has_as_many_alternatives_as_the_segment_with_the_fewest() -> None:
+    few, many = (
+        Translation(
+            text=name, alternatives=[Translation(text=f"{name}{rank}") for rank in range(count)]
+        )
+        for name, count in (("a", 2), ("b", 3))
+    )
+    found = join_translations([few, many], [" "], ())
+    assert [each.text for each in found.alternatives] == ["a0 b0", "a1 b1"]

@@ -29,3 +29,9 @@ def test_messages_name_the_blocks_of_the_language_model_alone() -> None:
     model = {"decoder": ("gru",), "positions": "rotary"}
     problems = config_of("transformer").replace(model=model).problems()
     assert any("found gru; try sinusoidal, or none for RNNs" in each for each in problems), problems
+
+
+def test_one_recurrent_block_is_enough() -> None:
+    model = {"decoder": ("transformer", "gru"), "positions": "sinusoidal"}
+    problems = config_of("transformer").replace(model=model).problems()
+    assert any("state continues from segment to segment" in each for each in problems), problems

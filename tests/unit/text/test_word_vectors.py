@@ -71,3 +71,10 @@ def test_missing_and_truncated_files_are_reported(tmp_path: Path) -> None:
     path.write_bytes(b"no gzip at all")
     with pytest.raises(DataError, match=r"found .*gzip"):
         read_word_vectors(path, IDS)
+
+
+def test_a_first_word_with_one_number_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("cat 7\nthe 8\n")
+    found = read_word_vectors(path, IDS)
+    assert (found.ids.tolist(), found.vectors.tolist()) == ([4, 5], [[8.0], [7.0]])
