@@ -14,9 +14,9 @@ from translator_kit import CONFIG, TEXT, write_random
 
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
-from dragoman.inference import Translator, branches
+from dragoman.inference import Translator, batch_translator, branches
 from dragoman.inference.branches import compare_outputs, compare_tokens
-from dragoman.text.special_tokens import BOS, EOS, PAD
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 from dragoman.text.tokenizer import train_tokenizers
 
 SOURCE = "Zwei Kinder spielen?"
@@ -192,3 +192,25 @@ def test_heads_are_listed_by_the_size_of_their_effect(explanation: Explanation) 
     names = [f"{site}.{number}" for number in (0, 1, 2, 3)]
     assert branches.list_heads(changed, 10) == names
     assert branches.list_heads(changed, 2) == names[:2]
+
+
+def test_branches_are_batched_by_source_and_prefix(
+    translator: Translator, explanation: Explanation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped = list[int]()
+
+    def group(lengths: list[int], **options: object) -> list[list[int]]:
+        grouped.extend(lengths)
+        return [[number] for number in range(len(lengths))]
+
+    monkeypatch.setattr(batch_translator, "group_by_length", group)
+    translator.add_branches(explanation, per_step=1)
+    source = len(explanation.source.tokens)  # with its end of sentence
+    assert grouped == [source + step + 1 for step in range(len(explanation.steps))]
+
+
+def test_an_unknown_token_can_be_forced(translator: Translator) -> None:
+    found = translator.explain(SOURCE, prefix_ids=[UNK], attribution=None)
+    assert found.target.tokens[0].id == UNK
+    with pytest.raises(DataError, match=f"prefix_ids must be tokens of the target, {UNK} to"):
+        translator.explain(SOURCE, prefix_ids=[BOS])
