@@ -23,11 +23,6 @@ function themeApply(button) {
   for (const listener of themeListeners) listener();
 }
 
-export function isDark() {
-  if (themeChoice !== 'auto') return themeChoice === 'dark';
-  return matchMedia('(prefers-color-scheme: dark)').matches;
-}
-
 // Call after every change of colours: the switch, the system's theme, forced colours.
 export function onTheme(listener) {
   themeListeners.add(listener);
