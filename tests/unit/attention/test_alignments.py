@@ -21,6 +21,7 @@ from dragoman.attention import (
     SmoothedSoftmax,
     Softmax,
     coverage_loss,
+    masks,
 )
 from dragoman.errors import DragomanError
 
@@ -252,6 +253,8 @@ def test_a_window_of_nothing_is_refused() -> None:
         DragomanError, match="radius of local attention must be at least 1; found radius=0"
     ):
         LocalMonotonicAlignment(radius=0)
+    weights = LocalMonotonicAlignment(radius=1)(torch.zeros(1, 5, 5), torch.ones(1, 5).bool())
+    assert torch.equal(weights[0] > 0, masks.local(5, radius=1))
 
 
 def test_a_stateful_base_alignment_is_rejected() -> None:

@@ -58,7 +58,16 @@ def test_a_bare_number_is_asked_back() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(4.25, "4.2 s"), (45, "45 s"), (600, "10 min"), (5400, "90 min"), (11_100, "3 h 05 min")],
+    [
+        (4.25, "4.2 s"),
+        (10, "10 s"),
+        (45, "45 s"),
+        (100, "2 min"),
+        (600, "10 min"),
+        (5400, "90 min"),
+        (6000, "1 h 40 min"),
+        (11_100, "3 h 05 min"),
+    ],
 )
 def test_times_are_said(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -14,7 +14,7 @@ from dragoman.decoding.constraints import EqualLength, Forbid, Mirror, Regex, Re
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.language_model import EMPTY_NOTE, LanguageModel
+from dragoman.inference.language_model import EMPTY_NOTE, LanguageModel, TextScore
 from dragoman.text.special_tokens import BOS, EOS
 
 
@@ -162,3 +162,9 @@ def test_constraints_that_no_continuation_fulfils_are_an_error() -> None:
         model.generate("a", constraints=[Require(["b"]), Forbid(["b"])])
     with pytest.raises(ConstraintError, match="none of at most 3 tokens under require abcd"):
         model.generate("a", max_tokens=4, constraints=[Require(["abcd"])])
+
+
+def test_the_perplexity_of_impossible_text_is_finite() -> None:
+    assert TextScore(text="a", log_prob=-8.0, tokens=4).perplexity == pytest.approx(math.e**2)
+    assert TextScore(text="", log_prob=0.0, tokens=0).perplexity == 1.0
+    assert math.isfinite(TextScore(text="a", log_prob=-1e9, tokens=1).perplexity)

@@ -9,7 +9,7 @@ from dragoman.config import Config, ModelConfig, TextConfig
 from dragoman.config.pairs import PairsConfig
 from dragoman.data.records import Record
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.pair_classifier import PairClassifier
+from dragoman.inference.pair_classifier import PairClassifier, PairPrediction
 from dragoman.tasks.pairs import PairsTask
 
 PAIRS = [("A man plays", "A man is playing"), ("A dog", "The dog is not running here"), ("", "x")]
@@ -89,3 +89,9 @@ def test_an_explanation_has_the_weights_of_both_directions():
     assert lines[2].split("\t")[0] == "A"
     with pytest.raises(ConfigError, match=r"found pairs\.interaction=none"):
         classifier_of(interaction="none").explain_words(PAIRS[0])
+
+
+def test_a_line_has_the_most_probable_labels_and_the_score() -> None:
+    found = PairPrediction("b", {"a": 0.2, "b": 0.7, "c": 0.1}, 3.25)
+    assert found.to_line() == "b\t0.7000\t3.250"
+    assert found.to_line(top=2) == "b\t0.7000\ta\t0.2000\t3.250"
