@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from explanation_kit import make_explanation
 
 from dragoman.cli import explore as command
 from dragoman.cli.app import main
-from dragoman.errors import DragomanError
+from dragoman.errors import DataError, DragomanError
 from dragoman.explore.export import read_island
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -259,3 +260,12 @@ def test_a_text_that_cannot_be_explained_is_one_line(
 def test_reading_an_explanation_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(DragomanError, match="must be a plain file; found a directory"):
         command.read_explanation(tmp_path)
+
+
+def test_an_explanation_may_be_written_over_several_lines(tmp_path: Path) -> None:
+    explanation, path = make_explanation(), tmp_path / "explanation.json"
+    path.write_text(json.dumps(json.loads(explanation.to_json()), indent=1))
+    assert command.read_explanation(path).digest == explanation.digest
+    path.write_text(f"{explanation.to_json()}\n{explanation.to_json()}\n")
+    with pytest.raises(DataError, match="must hold one explanation; found 2 lines"):
+        command.read_explanation(path)

@@ -20,7 +20,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic import FileRecord, hash_file
+from dragoman.storage.atomic import FileRecord, hash_file, write_file
 from dragoman.training.train_state import read_train_state
 
 
@@ -456,3 +456,21 @@ def test_a_run_without_a_digest_of_its_data_accepts_any(tmp_path, first, second)
         save_checkpoint(run, 1)
     with RunDirectory(tmp_path, data_digest=second) as run:
         assert run.latest().step == 1
+
+
+@pytest.mark.parametrize("change", ["more", "fewer"])
+def test_a_checkpoint_has_its_own_files_and_no_others(run, change):
+    """A manifest that verifies, of files that no checkpoint has, or without the weights."""
+    path = save_checkpoint(run, 1).path
+    content = manifest.read_manifest(path)
+    files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
+    if change == "more":
+        files["extra.bin"] = write_file(path / "extra.bin", [b"extra"])
+    else:
+        for name in [name for name in files if name.startswith("weights")]:
+            (path / name).unlink()
+            del files[name]
+    (path / manifest.MANIFEST_NAME).unlink()
+    manifest.write_manifest(path, files, {"step": content["step"]})
+    with pytest.raises(CorruptError, match=r"found the files .*state\.json"):
+        run.open_step(1)
