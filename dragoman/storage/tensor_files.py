@@ -115,7 +115,8 @@ def _stored_tensors(
     stored = dict(expected)
     for name, tensor in expected.items():
         if name in header and header[name].dtype == "I8" and _is_quantizable(tensor):
-            stored[name] = torch.empty_like(tensor, dtype=torch.int8, device="meta")
+            # Not empty_like, which imports sympy for meta tensors.
+            stored[name] = torch.empty(tensor.shape, dtype=torch.int8, device="meta")
             stored[f"{name}{SCALE_SUFFIX}"] = torch.empty(len(tensor), device="meta")
     return stored
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.bundle.format import BOX
 from tests.classifier_kit import write_classifier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,8 @@ MISTAKES = [
     ),
     ("translate -m MODEL --samples 8 text", "--samples needs --mbr"),
     ("translate -m MODEL --beam 0 text", "'0'"),
+    ("translate --device cqu text", "'cqu'"),
+    ("translate --mbr comet text", "found 'comet'"),
     ("translate -m MODEL --constraint mirored text", "'mirored'; did you mean mirror?"),
     ("translate -m MODEL --regex a(b text", "'(b' at position 2"),
     ("predict -m x text", "nothing at x"),
@@ -171,6 +174,11 @@ def test_a_mistake_in_the_arguments_is_found_before_torch_is_imported(
 
 def test_translating_imports_nothing_heavy(bundle: Path) -> None:
     check_imports("translate", bundle)
+
+
+@pytest.mark.skipif(not BOX.is_dir(), reason=f"no built-in model in {BOX}")
+def test_translating_with_the_built_in_model_imports_nothing_heavy() -> None:
+    check_imports("translate", BOX)  # its weights are in int8
 
 
 def test_predicting_imports_nothing_heavy(tmp_path: Path) -> None:

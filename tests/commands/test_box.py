@@ -1,0 +1,97 @@
+"""The model in dragoman/box: its files, golden vectors, card and translations."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dragoman.bundle import Bundle
+from dragoman.bundle.format import BOX
+from dragoman.cli.app import main
+from dragoman.errors import ConfigError
+from dragoman.inference import Translator
+from dragoman.storage.verification import list_unlisted_files, verify_directory
+
+ROOT = Path(__file__).resolve().parents[2]
+DIRECTIONS = ["de-en", "en-de", "fr-en", "en-fr"]
+
+pytestmark = pytest.mark.skipif(not BOX.is_dir(), reason=f"no built-in model in {BOX}")
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator.load(device="cpu")
+
+
+def test_the_files_are_those_that_were_written_and_small() -> None:
+    checks = verify_directory(BOX)
+    assert all(check.ok for check in checks)
+    assert not list_unlisted_files(BOX)
+    assert sum(check.bytes for check in checks) <= 20_000_000
+
+
+def test_the_golden_vectors_are_computed_again() -> None:
+    bundle = Bundle.load(BOX)
+    assert bundle.manifest["quantization"] == "int8"
+    assert bundle.manifest["directions"] == DIRECTIONS
+    languages = {case["target_language"] for case in bundle.golden["cases"]}
+    assert languages == {"de", "en", "fr"}
+    assert bundle.model.training is False  # loading compares tokens and log-probabilities
+
+
+def test_the_confidence_is_calibrated_on_the_whole_validation_sets() -> None:
+    calibration = Bundle.load(BOX).calibration
+    assert calibration is not None
+    assert calibration.fitted_on + calibration.measured_on > 7_000
+
+
+def test_the_card_states_source_scores_limits_and_licence() -> None:
+    card = (BOX / "card.md").read_text(encoding="utf-8")
+    for part in ("tatoeba.org", "manythings.org/anki", "CC BY 2.0", "dragoman train", "## Limits"):
+        assert part in card
+    for direction in DIRECTIONS:
+        assert re.search(rf"BLEU \| \d\d\.\d\d \| Tatoeba {direction}, 2,000 pairs \| `nrefs", card)
+        [table] = re.findall(rf"\| {direction}: source .*\n\| ---.*\n((?:\|.*\n)+)", card)
+        assert len(table.splitlines()) == 10
+    page = (ROOT / "docs" / "box.md").read_text(encoding="utf-8")
+    assert card.partition("## Translations\n")[2].strip() in page, "run tools/box_card.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "translation"),
+    [
+        ("Guten Morgen, wie geht es dir?", "en", "Good morning, how are you?"),
+        ("Merci beaucoup.", "en", "Thank you very much."),
+        ("Where is the station?", "de", "Wo ist der Bahnhof?"),
+        ("Where is the station?", "fr", "Où est la gare ?"),
+        ("3. Mai 1979", "en", "May 3, 1979"),
+    ],
+)
+def test_plain_sentences(translator: Translator, text: str, target: str, translation: str) -> None:
+    [found] = translator.translate([text], target_language=target)
+    assert " ".join(found.split()) == translation
+
+
+def test_languages_are_detected(translator: Translator) -> None:
+    texts = ["Wo wohnst du?", "Où habites-tu ?", "Where do you live?"]
+    assert translator.identify_languages(texts) == ["de", "fr", "en"]
+    assert translator.translate(texts[:2]) == ["Where do you live?"] * 2
+    with pytest.raises(ConfigError, match="add --to de or --to fr"):
+        translator.translate(texts[2:])
+    with pytest.raises(ConfigError, match="its directions are de-en, en-de, fr-en, en-fr"):
+        translator.translate(texts[:1], source_language="de", target_language="fr")
+
+
+def test_info_says_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("attribution", "tatoeba.org", "license", "trained", "quantization", "## Scores"):
+        assert part in shown
+
+
+def test_the_package_has_its_files() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "box/**" in settings["tool"]["setuptools"]["package-data"]["dragoman"]
