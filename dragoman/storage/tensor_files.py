@@ -100,7 +100,7 @@ def dequantize_tensors(
     for name, tensor in expected.items():
         if stored[name].dtype == torch.int8 and _is_quantizable(tensor):
             values, scales = stored[name], stored.pop(f"{name}{SCALE_SUFFIX}")
-            stored[name] = values.float().mul_(scales.view(-1, *[1] * (values.dim() - 1)))
+            stored[name] = values * scales.view(-1, *[1] * (values.dim() - 1))
     return stored
 
 
