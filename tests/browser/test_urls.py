@@ -8,6 +8,7 @@ import random
 import string
 from typing import Any
 
+import pytest
 from page_kit import ORIGIN, open_context, open_page
 from playwright.sync_api import expect
 from synthetic import make_explanation
@@ -46,13 +47,14 @@ def random_state(generator: random.Random, explanation: dict[str, Any]) -> dict[
     }
 
 
-def test_random_states_come_back_from_their_address(browser: Any) -> None:
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_random_states_come_back_from_their_address(browser: Any, count: int) -> None:
     explanation = make_explanation(source=SOURCE, target=TARGET, layers=2, heads=2, nodes=60)
     generator = random.Random(1)
     context = open_context(browser)
     page, _, problems = open_page(context, explanation)
     fresh, _, fresh_problems = open_page(context, explanation)
-    for _ in range(5):
+    for _ in range(count):
         page.evaluate(SET, random_state(generator, explanation))
         saved = page.evaluate(STATE)
         page.wait_for_timeout(200)  # the address follows when the selection pauses

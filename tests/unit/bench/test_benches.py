@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from dragoman.explain.explanation import Explanation, Token, TokenizedText
 from dragoman.text.tokenizer import train_tokenizers
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -569,6 +570,22 @@ def test_publish(bench, monkeypatch, capsys, tmp_path):
     )
     assert found["bench"] == "checkpoint_write"
     assert found["bytes"] > 1_000_000
+
+
+def test_words_are_aligned_by_a_dictionary(bench):
+    def text(*words: str) -> TokenizedText:
+        tokens = [Token(at, f" {word}", (0, 0)) for at, word in enumerate(words)]
+        return TokenizedText("", tokens=tokens, words=[(at, at + 1) for at in range(len(words))])
+
+    found = Explanation(
+        model={},
+        request={},
+        source=text("Der", "Mann", "sieht", "rote", "und", "rote", "Hunde."),
+        target=text("The", "man", "sees", "red", "and", "red", "dogs."),
+    )
+    dictionary = {"man": {"mann"}, "red": {"rote"}, "dogs": {"hunde"}, "and": {"oder"}}
+    aligned = list(bench("word_alignment").aligned_words(found, dictionary))
+    assert aligned == [(1, 1, 2), (6, 6, 7)]  # "red" is ambiguous, "and" has no translation
 
 
 @pytest.mark.slow  # it compiles
