@@ -35,6 +35,10 @@ _PACKAGES = ("starlette", "uvicorn", "httptools")  # of the extra `web`
 
 
 def _check_model_or_none(context: typer.Context, path: Path | None) -> Path | None:
+    if path is not None and " " in str(path) and not path.exists():  # explain takes a text there
+        raise ConfigError(
+            [f"MODEL must be a model directory; found {str(path)!r}; if it is a text, add --text"]
+        )
     return None if path is None else check_model(context, path)
 
 

@@ -55,6 +55,7 @@ def test_what_is_shown_must_be_clear(
     assert f"a text and --json exclude each other; found 'a' and {stored}" in line
     assert "must hold words; found ' '" in refusal(bundle, " ", capsys=capsys)
     assert "found nothing at" in refusal(tmp_path / "none", "a", capsys=capsys)
+    assert "if it is a text, add --text" in refusal("Guten Morgen", capsys=capsys)
     assert "at most 16; found 17" in refusal(bundle, "a", "--beam", 17, capsys=capsys)
     assert "found '70000'" in refusal(bundle, "--port", 70000, capsys=capsys)
     assert "found the directory" in refusal(bundle, "a", "--html", tmp_path, capsys=capsys)
