@@ -120,7 +120,8 @@ class BatchTranslator:
             segments,
             lambda part: self._search_batch(part, options, strategy, text_only=text_only),
             padded_tokens=_padded_tokens,
-            fallback=None if self.native.device.type == "cpu" else search_on_cpu,
+            fallback=search_on_cpu,
+            can_fall_back=lambda: self.native.device.type != "cpu",  # loads the native model
             on_halving=log_halving,
         )
 

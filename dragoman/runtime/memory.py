@@ -48,19 +48,23 @@ class BatchHalving:
         *,
         padded_tokens: Callable[[Sequence[RowT]], int],
         fallback: Callable[[Sequence[RowT]], list[ResultT]] | None = None,
+        can_fall_back: Callable[[], bool] = lambda: True,
         on_halving: Callable[[int], None] | None = None,
     ) -> list[ResultT]:
         """Return the results of all rows, in order.
 
-        A single row that does not fit is run by `fallback`, or raises without one. `on_halving` is
-        called with the number of rows of a batch that failed.
+        A single row that does not fit is run by `fallback`; it raises without one, or if
+        `can_fall_back`, which is asked only then, says no. `on_halving` is called with the number
+        of rows of a batch that failed.
         """
         count = len(batch)
         if count == 1 or padded_tokens(batch) <= self.max_tokens:
             try:
                 return run(batch)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or (count == 1 and fallback is None):
+                if not is_out_of_memory(error):
+                    raise
+                if count == 1 and (fallback is None or not can_fall_back()):
                     raise
             release_memory()
             if count == 1 and fallback is not None:
@@ -72,6 +76,11 @@ class BatchHalving:
             result
             for half in (batch[: count // 2], batch[count // 2 :])
             for result in self.run(
-                half, run, padded_tokens=padded_tokens, fallback=fallback, on_halving=on_halving
+                half,
+                run,
+                padded_tokens=padded_tokens,
+                fallback=fallback,
+                can_fall_back=can_fall_back,
+                on_halving=on_halving,
             )
         ]

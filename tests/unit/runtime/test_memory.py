@@ -46,6 +46,14 @@ def test_a_single_row_is_run_by_the_fallback_or_raises() -> None:
     assert found == [-3, -4]
     with pytest.raises(torch.OutOfMemoryError):
         halving.run([3], machine.run, padded_tokens=len)
+    with pytest.raises(torch.OutOfMemoryError):
+        halving.run(
+            [3, 4],
+            machine.run,
+            padded_tokens=len,
+            fallback=lambda rows: list(rows),
+            can_fall_back=lambda: False,
+        )
 
 
 def test_other_errors_are_raised_at_once() -> None:
