@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,17 +51,13 @@ class Embedding(nn.Module):
         """Return the table (V, E) that a tied output projection uses."""
         return self.weight if self.length is None else _unit_norm(self.weight)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Embed token ids (B, T): (B, T, D)."""
-        return self.widen(self.look_up(ids))
-
-    def look_up(self, ids: Tensor) -> Tensor:
-        """Return the vectors of token ids (B, T) before they are projected: (B, T, E)."""
+    def forward(self, ids: Tensor, *, drop: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Embed token ids (B, T): (B, T, D); `drop` acts on their vectors (B, T, E)."""
         embedded = F.embedding(ids, self.weight)
-        return embedded if self.length is None else _unit_norm(embedded) * self.length
-
-    def widen(self, embedded: Tensor) -> Tensor:
-        """Project vectors (B, T, E) to the stack's width, and scale them: (B, T, D)."""
+        if self.length is not None:
+            embedded = _unit_norm(embedded) * self.length
+        if drop is not None:
+            embedded = drop(embedded)
         return (embedded if self.wide is None else self.wide(embedded)) * self.scale
 
 

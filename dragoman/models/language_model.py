@@ -91,19 +91,29 @@ class NeuralLanguageModel(nn.Module):
         self, tokens: Tensor, *, first: int = 0, position_ids: Tensor | None = None
     ) -> Tensor:
         """Return the stack's input (B, T, D) for tokens (B, T) from position `first` on."""
-        embedded = self.embedding.look_up(tokens)
-        if self.training and self.dropout.embedding:
-            # One draw per token type: all its occurrences are dropped together. A row's first token
-            # is kept. Without a memory it attends to itself alone: dropped, it would be zero in all
-            # layers at first, and each norm would multiply its gradient by 1 / sqrt(epsilon).
-            types = self.embedding.weight.new_ones(self.embedding.weight.size(0))
-            kept = ops.dropout(types, self.dropout.embedding)[tokens]
-            kept[:, :1] = 1.0
-            embedded = embedded * kept.unsqueeze(-1).to(embedded.dtype)
-        if self.embedding.wide is not None:
-            embedded = self._drop(embedded, self.dropout.input)
-        x = self.entrance(self.embedding.widen(embedded), first=first, position_ids=position_ids)
-        return x if self.embedding.wide is not None else self._drop(x, self.dropout.input)
+        is_factorized = self.embedding.wide is not None
+
+        def drop(embedded: Tensor) -> Tensor:
+            embedded = self._drop_tokens(embedded, tokens)
+            return self._drop(embedded, self.dropout.input) if is_factorized else embedded
+
+        x = self.embedding(tokens, drop=drop if self.training else None)
+        x = self.entrance(x, first=first, position_ids=position_ids)
+        return x if is_factorized else self._drop(x, self.dropout.input)
+
+    def _drop_tokens(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """Return embeddings (B, T, E) of tokens (B, T) with embedding dropout.
+
+        One draw per token type: all its occurrences are dropped together. A row's first token is
+        kept. Without a memory it attends to itself alone: dropped, it would be zero in all layers
+        at first, and each norm would multiply its gradient by 1 / sqrt(epsilon).
+        """
+        if not self.dropout.embedding:
+            return embedded
+        types = self.embedding.weight.new_ones(self.embedding.weight.size(0))
+        kept = ops.dropout(types, self.dropout.embedding)[tokens]
+        kept[:, :1] = 1.0
+        return embedded * kept.unsqueeze(-1).to(embedded.dtype)
 
     def decode(
         self,

@@ -143,7 +143,7 @@ def test_what_the_system_refuses_is_one_line(
         (["train"], "Missing option '--out'"),
         (["translate", "-m", "MODEL", "--beam", "many"], "found 'many'"),
         (["translate", "-m", "MODEL", "--beam=0"], "found '0'"),
-        (["evaluate"], "Missing"),
+        (["evaluate"], "found no --src and --ref"),
     ],
 )
 def test_a_mistyped_command_is_one_line(

@@ -108,8 +108,6 @@ def test_nothing_to_explain(bundle, capsys, typed) -> None:
     typed("")
     assert main(["explain", "-m", str(bundle)]) == 2
     assert "standard input must hold a text to explain; found no line" in capsys.readouterr().err
-    assert main(["explain", TEXT]) == 2
-    assert "Missing option '--model'" in capsys.readouterr().err
     assert main(["explain", "-m", "nowhere", TEXT]) == 2
     assert "nowhere" in capsys.readouterr().err
 
