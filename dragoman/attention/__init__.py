@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 from dragoman.errors import suggest_name
 
 if TYPE_CHECKING:
-    from dragoman.attention.alignments import Alignment as Alignment
-    from dragoman.attention.alignments import HardAlignment as HardAlignment
-    from dragoman.attention.alignments import SmoothedSoftmax as SmoothedSoftmax
-    from dragoman.attention.alignments import Softmax as Softmax
+    from dragoman.attention.absolute_positions import LearnedPositions as LearnedPositions
+    from dragoman.attention.absolute_positions import Positions as Positions
+    from dragoman.attention.absolute_positions import RelativePosition as RelativePosition
+    from dragoman.attention.absolute_positions import (
+        SinusoidalHalvesPositions as SinusoidalHalvesPositions,
+    )
+    from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
+    from dragoman.attention.alignment_functions import Alignment as Alignment
+    from dragoman.attention.alignment_functions import HardAlignment as HardAlignment
+    from dragoman.attention.alignment_functions import SmoothedSoftmax as SmoothedSoftmax
+    from dragoman.attention.alignment_functions import Softmax as Softmax
     from dragoman.attention.gates import FeatureGate as FeatureGate
     from dragoman.attention.gates import MultiDimensionalPooling as MultiDimensionalPooling
     from dragoman.attention.gates import PositionGate as PositionGate
@@ -33,9 +40,6 @@ if TYPE_CHECKING:
     )
     from dragoman.attention.location_coverage import coverage_loss as coverage_loss
     from dragoman.attention.lsh import LSHAttention as LSHAttention
-    from dragoman.attention.mechanism import Attended as Attended
-    from dragoman.attention.mechanism import Mechanism as Mechanism
-    from dragoman.attention.mechanism import SequenceSelfAttention as SequenceSelfAttention
     from dragoman.attention.monotonic import MochaAlignment as MochaAlignment
     from dragoman.attention.monotonic import MonotonicAlignment as MonotonicAlignment
     from dragoman.attention.multi_head import CrossAttention as CrossAttention
@@ -45,11 +49,6 @@ if TYPE_CHECKING:
     from dragoman.attention.pooling import Pooled as Pooled
     from dragoman.attention.pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.pooling import overlap_penalty as overlap_penalty
-    from dragoman.attention.positions import LearnedPositions as LearnedPositions
-    from dragoman.attention.positions import Positions as Positions
-    from dragoman.attention.positions import RelativePosition as RelativePosition
-    from dragoman.attention.positions import SinusoidalHalvesPositions as SinusoidalHalvesPositions
-    from dragoman.attention.positions import SinusoidalPositions as SinusoidalPositions
     from dragoman.attention.recorder import AttentionRecord as AttentionRecord
     from dragoman.attention.recorder import AttentionRecords as AttentionRecords
     from dragoman.attention.recorder import RecordableAttention as RecordableAttention
@@ -62,6 +61,9 @@ if TYPE_CHECKING:
     from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
     from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
     from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
+    from dragoman.attention.scored_attention import Attended as Attended
+    from dragoman.attention.scored_attention import Mechanism as Mechanism
+    from dragoman.attention.scored_attention import SequenceSelfAttention as SequenceSelfAttention
     from dragoman.attention.scores import AdditiveScore as AdditiveScore
     from dragoman.attention.scores import CosineScore as CosineScore
     from dragoman.attention.scores import DotScore as DotScore
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
     from dragoman.attention.scores import Score as Score
 
 _HOMES = {
-    "alignments": (
+    "alignment_functions": (
         "Alignment",
         "HardAlignment",
         "SmoothedSoftmax",
@@ -96,7 +98,7 @@ _HOMES = {
         "coverage_loss",
     ),
     "lsh": ("LSHAttention",),
-    "mechanism": (
+    "scored_attention": (
         "Attended",
         "Mechanism",
         "SequenceSelfAttention",
@@ -116,7 +118,7 @@ _HOMES = {
         "StructuredPooling",
         "overlap_penalty",
     ),
-    "positions": (
+    "absolute_positions": (
         "LearnedPositions",
         "Positions",
         "RelativePosition",

@@ -47,15 +47,15 @@ SCORES = Registry(
 ALIGNMENTS = Registry(
     "alignment",
     softmax=Entry(
-        "dragoman.attention.alignments:Softmax",
+        "dragoman.attention.alignment_functions:Softmax",
         "Softmax over all keys that the mask allows (global attention).",
     ),
     smoothed=Entry(
-        "dragoman.attention.alignments:SmoothedSoftmax",
+        "dragoman.attention.alignment_functions:SmoothedSoftmax",
         "Normalized sigmoid of the scores: flatter than a softmax (Chorowski).",
     ),
     hard=Entry(
-        "dragoman.attention.alignments:HardAlignment",
+        "dragoman.attention.alignment_functions:HardAlignment",
         "Hard attention: one key, sampled in training, the best in evaluation (Xu).",
         exempt={
             "gradients": "an argmax has no gradient; training uses the softmax's (straight-through)"
@@ -115,19 +115,19 @@ ALIGNMENTS = Registry(
 POSITIONS = Registry(
     "positions",
     sinusoidal=Entry(
-        "dragoman.attention.positions:SinusoidalPositions",
+        "dragoman.attention.absolute_positions:SinusoidalPositions",
         "Sinusoidal, interleaved as in Vaswani et al. (2017); no limit on length.",
     ),
     sinusoidal_halves=Entry(
-        "dragoman.attention.positions:SinusoidalHalvesPositions",
+        "dragoman.attention.absolute_positions:SinusoidalHalvesPositions",
         "Sinusoidal, all sines before all cosines as in Marian; no limit on length.",
     ),
     learned=Entry(
-        "dragoman.attention.positions:LearnedPositions",
+        "dragoman.attention.absolute_positions:LearnedPositions",
         "A trained vector for each position up to model.max_positions.",
     ),
     none=Entry(
-        "dragoman.attention.positions:NoPositions",
+        "dragoman.attention.absolute_positions:NoPositions",
         "No positions: only causal attention tells the order.",
     ),
     rotary=Entry(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.alignments import Alignment, AlignmentState
+from dragoman.attention.alignment_functions import Alignment, AlignmentState
 from dragoman.attention.scores import AdditiveScore
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention import masks
+from dragoman.attention.absolute_positions import RelativePosition
 from dragoman.attention.argument_checks import (
     check_heads,
     check_mask,
     check_same_batch,
     check_sequence,
 )
-from dragoman.attention.positions import RelativePosition
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.attention.scores import ScaledDotScore, Score
 from dragoman.ops import attend, attend_packed, build_attention_mask, masked_softmax

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman import ops
-from dragoman.attention.positions import (
+from dragoman.attention.absolute_positions import (
     NoPositions,
     RelativePosition,
     SinusoidalHalvesPositions,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.attention.positions import LearnedPositions
+from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.decoding.search import search

@@ -1,4 +1,7 @@
-"""Checkpoint retention: pruning, the best checkpoint, quarantine of damaged ones, leftovers."""
+"""Checkpoint retention: pruning, the best checkpoint, quarantine of damaged ones, leftovers.
+
+`RunDirectory.prune` in run_directory.py keeps the newest and the best.
+"""
 
 from __future__ import annotations
 

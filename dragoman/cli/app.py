@@ -38,7 +38,7 @@ from dragoman.cli import (
     tune,
     verify,
 )
-from dragoman.cli.output import print_error, print_note, show_notes
+from dragoman.cli.printing import print_error, print_note, show_notes
 from dragoman.errors import DragomanError, StoppedError, escape_unprintable
 from dragoman.runtime.memory import is_out_of_memory
 

@@ -23,7 +23,7 @@ from dragoman.cli.options import (
     ToOption,
     TopKOption,
 )
-from dragoman.cli.output import format_count, print_json, print_note
+from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.progress import progress
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.inference.augmentation import METHODS, TAG, AugmentationRun, PairFilter

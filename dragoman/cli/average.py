@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.output import print_result
+from dragoman.cli.printing import print_result
 from dragoman.storage.disk import require_parent_writable
 
 

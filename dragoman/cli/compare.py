@@ -18,7 +18,7 @@ from dragoman.cli.options import (
     TokenizeOption,
     require_command,
 )
-from dragoman.cli.output import print_json, print_note, print_result, print_table
+from dragoman.cli.printing import print_json, print_note, print_result, print_table
 from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 

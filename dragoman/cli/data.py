@@ -21,7 +21,7 @@ from dragoman.cli.options import (
     TgtFieldOption,
     TgtLangOption,
 )
-from dragoman.cli.output import format_count, print_json, print_note, print_result, print_table
+from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
 from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
 

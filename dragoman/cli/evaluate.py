@@ -24,7 +24,7 @@ from dragoman.cli.options import (
     TokenizeOption,
     ToOption,
 )
-from dragoman.cli.output import print_json, print_note, print_result, print_table
+from dragoman.cli.printing import print_json, print_note, print_result, print_table
 from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 from dragoman.storage.output_files import check_output_file, open_output

@@ -24,7 +24,7 @@ from dragoman.cli.options import (
     TextFieldOption,
     ToOption,
 )
-from dragoman.cli.output import print_note, print_text
+from dragoman.cli.printing import print_note, print_text
 from dragoman.cli.translate import warn_about_file
 from dragoman.errors import ConfigError, DataError, escape_json_controls, suggest_name
 from dragoman.storage.output_files import check_output_file

@@ -22,7 +22,7 @@ from dragoman.cli.options import (
     check_model,
     default_model,
 )
-from dragoman.cli.output import print_note, print_result
+from dragoman.cli.printing import print_note, print_result
 from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def explore(
         return
     require_web_extra()
 
-    from dragoman.explore.request_checks import MAX_BEAM, ExplainRequest, RequestError
+    from dragoman.explore.request_parsing import MAX_BEAM, ExplainRequest, RequestError
 
     if beam is not None and beam > MAX_BEAM:
         raise ConfigError([f"--beam of the page is at most {MAX_BEAM}; found {beam}; lower it"])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import JsonOption, TranslatorArgument
-from dragoman.cli.output import print_json, print_note, print_result
+from dragoman.cli.printing import print_json, print_note, print_result
 from dragoman.cli.progress import progress
 from dragoman.config import engine_options
 from dragoman.errors import ConfigError, DataError, suggest_name

@@ -16,7 +16,7 @@ from dragoman.cli.constraint_options import (
     parse_constraint_options,
 )
 from dragoman.cli.options import SAMPLING_PANEL, DeviceOption, JsonOption, LanguageModelOption
-from dragoman.cli.output import print_json, print_text
+from dragoman.cli.printing import print_json, print_text
 from dragoman.errors import ConfigError
 
 MAX_TOKENS = 1_000_000

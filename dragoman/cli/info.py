@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import DefaultRunArgument, JsonOption
-from dragoman.cli.output import print_json, print_result, print_table
+from dragoman.cli.printing import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
 from dragoman.errors import ConfigError
 from dragoman.storage.disk import format_bytes

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli.output import print_note, show_notes
+from dragoman.cli.printing import print_note, show_notes
 from dragoman.cli.progress import is_terminal
 from dragoman.config import engine_options
 from dragoman.errors import BundleError

@@ -18,7 +18,7 @@ from dragoman.cli.options import (
     check_run,
     check_text,
 )
-from dragoman.cli.output import format_count, print_note, print_result
+from dragoman.cli.printing import format_count, print_note, print_result
 from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError, suggest_name
 

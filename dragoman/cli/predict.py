@@ -18,8 +18,8 @@ from dragoman.cli.options import (
     PredictorOption,
     TextFieldOption,
 )
-from dragoman.cli.output import PIPE_WIDTH, format_count, print_json, print_note
-from dragoman.cli.output import print_text as write_output
+from dragoman.cli.printing import PIPE_WIDTH, format_count, print_json, print_note
+from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.cli.translate import line_writer, warn_about_file
 from dragoman.errors import ConfigError, DataError

@@ -26,7 +26,7 @@ from dragoman.cli.options import (
     TgtLangOption,
     ToOption,
 )
-from dragoman.cli.output import format_count, print_json, print_note, print_result
+from dragoman.cli.printing import format_count, print_json, print_note, print_result
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.errors import DataError
 

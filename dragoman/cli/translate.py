@@ -38,8 +38,8 @@ from dragoman.cli.options import (
     ToOption,
     TopKOption,
 )
-from dragoman.cli.output import format_count, print_json, print_note
-from dragoman.cli.output import print_text as write_output
+from dragoman.cli.printing import format_count, print_json, print_note
+from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
 from dragoman.config.engine_options import check_utility
 from dragoman.errors import ConfigError, CorruptError

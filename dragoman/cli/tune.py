@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.durations import parse_duration
 from dragoman.cli.options import complete_setting_paths
-from dragoman.cli.output import print_result
+from dragoman.cli.printing import print_result
 from dragoman.cli.train import check_corpus_files
 from dragoman.cli.training_options import (
     ConfigOption,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import JsonOption, built_in_model
-from dragoman.cli.output import (
+from dragoman.cli.printing import (
     format_count,
     print_json,
     print_note,

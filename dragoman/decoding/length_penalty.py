@@ -1,4 +1,7 @@
-"""Length penalties: score hypotheses of different lengths so that they can be compared."""
+"""Length penalties: score hypotheses of different lengths so that they can be compared.
+
+BeamState in beam_state.py applies them.
+"""
 
 from __future__ import annotations
 

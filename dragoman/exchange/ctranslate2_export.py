@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.positions import LearnedPositions
+from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeKeys, T5RelativeBias
 from dragoman.config import Config
 from dragoman.config.engine_options import check_quantization

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dragoman.attention.positions import SinusoidalHalvesPositions
+from dragoman.attention.absolute_positions import SinusoidalHalvesPositions
 from dragoman.errors import BundleError, CorruptError
 from dragoman.storage.atomic import native_path, open_regular
 from dragoman.storage.disk import format_bytes

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.attention.positions import SinusoidalHalvesPositions, SinusoidalPositions
+from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
 from dragoman.config import Config
 from dragoman.exchange.transformer_spec import (
     TransformerSpec,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.positions import Positions
+from dragoman.attention.absolute_positions import Positions
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding
 from dragoman.models.encoder_decoder import EncoderDecoder

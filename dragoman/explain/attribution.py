@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.alignments import Alignment
+from dragoman.attention.alignment_functions import Alignment
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.attention_heads import head_estimates

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.multi_head import SelfAttention, _normalize_heads
-from dragoman.attention.positions import (
+from dragoman.attention.absolute_positions import (
     LearnedPositions,
     Positions,
     RelativePosition,
     SinusoidalPositions,
 )
+from dragoman.attention.multi_head import SelfAttention, _normalize_heads
 from dragoman.attention.recorder import find_attentions
 from dragoman.attention.relative_positions import (
     AlibiBias,

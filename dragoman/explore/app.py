@@ -34,7 +34,7 @@ from dragoman.explore.model_worker import (
     WorkCancelledError,
     timeout_error,
 )
-from dragoman.explore.request_checks import (
+from dragoman.explore.request_parsing import (
     MAX_BODY_BYTES,
     RequestError,
     read_explain_request,

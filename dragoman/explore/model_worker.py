@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dragoman.explore.request_checks import RequestError
+from dragoman.explore.request_parsing import RequestError
 
 MAX_WAITING = 8  # requests that wait for the model; more are answered 429
 REQUEST_SECONDS = 60.0  # of one request, waiting included

@@ -18,7 +18,7 @@ from dragoman.bundle import format as layout
 from dragoman.errors import DragomanError
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.model_worker import REQUEST_SECONDS, ModelWorker
-from dragoman.explore.request_checks import (
+from dragoman.explore.request_parsing import (
     MAX_BEAM,
     MAX_BODY_BYTES,
     MAX_HEADS,

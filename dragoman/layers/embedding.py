@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.attention.positions import Positions
+from dragoman.attention.absolute_positions import Positions
 
 
 class Embedding(nn.Module):

@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.alignments import AlignmentState, SmoothedSoftmax
-from dragoman.attention.mechanism import Mechanism, PreparedKeys
+from dragoman.attention.alignment_functions import AlignmentState, SmoothedSoftmax
 from dragoman.attention.recorder import merge_records
 from dragoman.attention.reinforce import ReinforceAlignment
+from dragoman.attention.scored_attention import Mechanism, PreparedKeys
 from dragoman.config import ModelConfig
 from dragoman.layers.norms import NoResidual, Residual
 from dragoman.layers.rnn import (

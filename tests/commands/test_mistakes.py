@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.__main__ import open_streams
 from dragoman.cli.app import main
-from dragoman.cli.output import print_result
+from dragoman.cli.printing import print_result
 
 
 def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dragoman.cli.output import print_error, print_json, print_note, print_result, print_table
+from dragoman.cli.printing import print_error, print_json, print_note, print_result, print_table
 from dragoman.errors import (
     MAX_LISTED_PROBLEMS,
     MAX_MESSAGE_CHARACTERS,

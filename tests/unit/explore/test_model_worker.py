@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_pre_hooks
 
 from dragoman.explore.model_worker import Cancellation, ModelWorker, WorkCancelledError
-from dragoman.explore.request_checks import RequestError
+from dragoman.explore.request_parsing import RequestError
 
 
 class Layers(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from explorer_kit import StubPredictor, make_explanation
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.request_checks import ExplainRequest, RequestError
+from dragoman.explore.request_parsing import ExplainRequest, RequestError
 from dragoman.explore.session import (
     ExplanationCache,
     ExplorerSession,

@@ -380,7 +380,7 @@ def _program(path: Path, script: str) -> Path:
 
 
 def test_positions_past_the_table_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.attention.positions import SinusoidalPositions
+    from dragoman.attention.absolute_positions import SinusoidalPositions
     from dragoman.inference.cpu import cpp_transformer
 
     monkeypatch.setattr(cpp_transformer, "MAX_TABLE_ROWS", 4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention import masks
-from dragoman.attention.alignments import Alignment, AlignmentState
+from dragoman.attention.alignment_functions import Alignment, AlignmentState
 from dragoman.attention.argument_checks import (
     check_key_mask,
     check_mask,

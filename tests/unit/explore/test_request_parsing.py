@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dragoman.explore import request_checks as checks
-from dragoman.explore.request_checks import ExplainRequest, Region, RequestError
+from dragoman.explore import request_parsing as checks
+from dragoman.explore.request_parsing import ExplainRequest, Region, RequestError
 
 
 def refusal(call, *arguments, **options) -> RequestError:

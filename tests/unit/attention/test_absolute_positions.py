@@ -11,7 +11,7 @@ from dragoman.attention import (
     SinusoidalPositions,
     masks,
 )
-from dragoman.attention.positions import NoPositions
+from dragoman.attention.absolute_positions import NoPositions
 from dragoman.errors import DragomanError
 
 
