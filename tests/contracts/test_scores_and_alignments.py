@@ -136,9 +136,7 @@ def test_neighbours_and_padding_change_nothing(score: str, alignment: str) -> No
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
 def test_selecting_rows_commutes_with_stepping(score: str, alignment: str) -> None:
-    """Beams reorder the state, and each row goes on as it would have (fairseq#3892: a gather of the
-    wrong rows).
-    """
+    """A reordered state continues each row as before (fairseq#3892 gathered the wrong rows)."""
     attention = mechanism(score, alignment)
     query, key, mask = tensors()
     rows = torch.tensor([1, 0, 1])

@@ -124,9 +124,7 @@ def test_quantising_leaves_the_living_model_alone(tmp_path: Path) -> None:
 def pair(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[NativeEngine, CTranslate2Engine, Tokenizers]:
-    """Give both engines of one model, whose outputs are of all lengths and include forbidden
-    pieces.
-    """
+    """Return both engines of a model whose outputs vary in length and hold forbidden tokens."""
     model, tokenizers, config = made(output_bias=True)
     with torch.no_grad():
         model.output.bias[EOS] += 7.0  # type: ignore[index]

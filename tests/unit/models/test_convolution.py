@@ -79,8 +79,9 @@ def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], lis
 def paper_decoder(
     model: EncoderDecoder, tgt: Tensor, z: list[Tensor], e: list[Tensor]
 ) -> list[Tensor]:
-    """Give the last layer's h of one sentence (T,): section 3.3, equations 1 and 2, with the
-    constants of section 3.4.
+    """Return the last layer's h of one sentence (T,): section 3.3, equations 1 and 2.
+
+    The constants are those of section 3.4.
     """
     table, position_ids = model.embeddings["tgt"].weight, model.tgt_entrance.positions.weight
     g = [table[token] + position_ids[place] for place, token in enumerate(tgt)]  # type: ignore[index]

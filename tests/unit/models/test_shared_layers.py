@@ -240,9 +240,7 @@ def test_a_bundle_holds_a_shared_weight_once(tmp_path: Path) -> None:
     ["conv*2", "gru(attention=dot)*2", "reformer(attention=full)*2", "cross_attention*2, ffn*2"],
 )
 def test_any_block_can_share_and_gradients_are_slopes(block: str) -> None:
-    """A weight that works in two places gets what both have to say, also where layers are computed
-    again on the way back.
-    """
+    """The gradient of a shared weight sums over its uses, also with recomputed activations."""
     decoder = tuple(block.split(", "))
     model = build("all", encoder=("transformer*2",), decoder=decoder).double()
     src, tgt = batch()

@@ -49,8 +49,9 @@ def sigmas(one: Tensor, other: Tensor, rate: float) -> float:
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("shape", [(1000, 101), (3,), (1, 1)])
 def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> None:
-    """Numbers become nought or grow by 1 / (1 - rate), as often, alike in the way back; a seed
-    gives the same again.
+    """Elements are zeroed with probability `rate` or scaled by 1 / (1 - rate).
+
+    The backward pass uses the same mask, and a seed gives the same mask again.
     """
     x = torch.ones(shape, requires_grad=True)
     torch.manual_seed(0)

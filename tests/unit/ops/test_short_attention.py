@@ -80,8 +80,9 @@ def errors(
     scale: float | None = None,
     attending: Any = attend_short,
 ) -> float:
-    """Give the largest difference to plain attention in float64, of context and gradients, each
-    against its largest number if past 1.
+    """Return the largest error of context and gradients against plain attention in float64.
+
+    Errors are relative to a tensor's largest absolute value where that exceeds 1.
     """
     context = attending(*inputs, mask=mask, causal=causal, scale=scale)
     outer = torch.randn(context.shape, generator=torch.Generator().manual_seed(0)).to(context)

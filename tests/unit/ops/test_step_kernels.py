@@ -88,9 +88,7 @@ def past(
 
 
 def compare_past(given: dict[str, Tensor]) -> float:
-    """Give the largest difference to the equations in float32; what is kept must be the same to the
-    bit.
-    """
+    """Return the largest error against the equations in float32; the KV cache must be equal."""
     kept, expected = given["kv_cache"].clone(), given["kv_cache"].clone()
     found = attend_kv_cache(**{**given, "kv_cache": kept})
     expected.index_copy_(3, given["slots"], given["key_value"])
