@@ -105,22 +105,22 @@ class TaskInput(abc.ABC):
         """The modules whose outputs are the input's vectors; () if there are none to change."""
         return ()
 
+    @abc.abstractmethod
     def sum_inputs(self, parts: Mapping[int, Sequence[Tensor]], copies: int) -> Tensor:
         """Return numbers (copies, S) of the source's tokens, then of the target's if it is read.
 
         `parts` are numbers (rows, positions) of each call of each of the embeddings.
         """
-        raise NotImplementedError
 
     reads_target: ClassVar[bool] = False  # whether the target's tokens are inputs too
 
+    @abc.abstractmethod
     def occlude(self, ids: Sequence[int]) -> Floats:
         """Return the drop (T, S) of each explained number without each token of `sum_inputs`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def zero_values(self, token: int) -> dict[str, WeightsEdit]:
         """Return edits that make the values of a token of `sum_inputs` zero in all attentions."""
-        raise NotImplementedError
 
     @property
     def attributions(self) -> list[str]:
