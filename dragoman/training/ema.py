@@ -32,15 +32,17 @@ class EMA:
         torch._foreach_lerp_(self._average, self._weights, 1.0 - self.decay_at(step))
 
     @contextmanager
-    @torch.no_grad()
     def averaged_weights(self) -> Iterator[None]:
         """Swap the averaged weights into the model within the block, as for validation."""
-        weights = [weight.detach().clone() for weight in self._weights]
-        torch._foreach_copy_(self._weights, self._average)
+        # Detached tensors share the memory and need no gradient mode. torch.no_grad() as a
+        # decorator would resume the generator by a form of throw() that Python 3.12 deprecates.
+        weights = [weight.detach() for weight in self._weights]
+        trained = [weight.clone() for weight in weights]
+        torch._foreach_copy_(weights, self._average)
         try:
             yield
         finally:
-            torch._foreach_copy_(self._weights, weights)
+            torch._foreach_copy_(weights, trained)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the average by parameter name."""

@@ -74,13 +74,13 @@ def _pack_key(x: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
     """Pack values and indices into int64 keys: ordered by value, then by descending index."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # no negative zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (INDEX_MASK - token_ids.to(tl.int64))
+    return (ordered.to(tl.int64) << 32) | (token_ids.to(tl.int64) ^ INDEX_MASK)
 
 
 @triton.jit
 def _key_index(key: tl.tensor) -> tl.tensor:
     """Return the index of a key."""
-    return INDEX_MASK - (key & INDEX_MASK)
+    return (key & INDEX_MASK) ^ INDEX_MASK
 
 
 @triton.jit
