@@ -68,15 +68,15 @@ def train_architecture(
     import torch
 
     from dragoman.bundle import Card, write_bundle
-    from dragoman.bundle.bundle import build_loaded_model
+    from dragoman.bundle.translation_bundle import build_loaded_model
     from dragoman.checkpoint.run_directory import RunDirectory
     from dragoman.inference import Translator
     from dragoman.models.factory import count_parameters
     from dragoman.runs.auto_config import apply_step_count
-    from dragoman.runs.builder import TranslationBuilder
     from dragoman.runs.data_preparation import prepare_data
     from dragoman.runs.final_model import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
+    from dragoman.runs.translation_builder import TranslationBuilder
     from dragoman.runtime.device import choose_device
     from dragoman.training.distributed.process_group import ProcessGroup
     from dragoman.training.progress import QuietProgress

@@ -34,9 +34,9 @@ from bench.timing import device_name, free_memory, reset_peak, synchronize, timi
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import BatchPlan, Cursor
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record
-from dragoman.recipes.mini import mini
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record
+from dragoman.recipes.miniature import mini
 from dragoman.tasks.classification import ClassificationBatch, ClassificationTask
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
@@ -102,7 +102,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def build_task(
     config: Config, options: argparse.Namespace
-) -> tuple[ClassificationTask, ExampleStore]:
+) -> tuple[ClassificationTask, InMemoryExamples]:
     """Return the task and its examples, of generated texts."""
     generator = np.random.default_rng(0)
     vocabulary = np.array([f"word{number}" for number in range(20_000)])
@@ -126,7 +126,7 @@ def time_system(
     system: str,
     member: str,
     task: ClassificationTask,
-    store: ExampleStore,
+    store: InMemoryExamples,
     options: argparse.Namespace,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def time_system(
 def time_ours(
     mode: str,
     task: ClassificationTask,
-    store: ExampleStore,
+    store: InMemoryExamples,
     options: argparse.Namespace,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def time_ours(
 def time_plain(
     member: str,
     task: ClassificationTask,
-    store: ExampleStore,
+    store: InMemoryExamples,
     options: argparse.Namespace,
     device: torch.device,
     *,
@@ -248,7 +248,7 @@ def time_plain(
 
 
 def make_batches(
-    task: ClassificationTask, store: ExampleStore, steps: int, *, ours: bool, pin: bool
+    task: ClassificationTask, store: InMemoryExamples, steps: int, *, ours: bool, pin: bool
 ) -> Iterator[ClassificationBatch]:
     """Yield batches of similar lengths, or of as many texts at random."""
     plan = task.plan(store, batch_tokens=task.config.train.batch_tokens, seed=2)

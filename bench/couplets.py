@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import Translator
-from dragoman.evaluate.couplets import (
+from dragoman.evaluate.couplet_metrics import (
     COUPLET_CONSTRAINTS,
     perplexity_per_character,
     score_couplets,

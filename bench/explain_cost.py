@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dragoman.config import Config, read_config
-from dragoman.explain import explanation_builder, wire_format
+from dragoman.explain import explanation_builder, json_format
 from dragoman.inference import Translator
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.models.factory import build_model
@@ -119,7 +119,7 @@ def measure(translator: Translator, text: str, beam: int) -> dict[str, Any]:
             if function is not None:
                 setattr(owner, name, function)
     begin = time.process_time()
-    encoded = wire_format.dump_json(explanation.to_dict()).encode()
+    encoded = json_format.dump_json(explanation.to_dict()).encode()
     coding = time.process_time() - begin
     rest = whole - sum(seconds.values())
     return {

@@ -34,10 +34,10 @@ from bench.timing import device_name, free_memory, reset_peak, synchronize, timi
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record
-from dragoman.recipes.mini import mini
-from dragoman.tasks.language import LanguageTask, SegmentBatch
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record
+from dragoman.recipes.miniature import mini
+from dragoman.tasks.language_model import LanguageTask, SegmentBatch
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 from dragoman.training.trainer import Trainer
@@ -119,7 +119,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def build_task(
     member: Member, options: argparse.Namespace, device: torch.device
-) -> tuple[LanguageTask, ExampleStore]:
+) -> tuple[LanguageTask, InMemoryExamples]:
     """Return the task and its text, generated with the word frequencies of Zipf's law."""
     is_tiny = options.size == "tiny"
     config = read_config(
@@ -151,7 +151,7 @@ def build_task(
 def time_ours(
     mode: str,
     task: LanguageTask,
-    store: ExampleStore,
+    store: InMemoryExamples,
     options: argparse.Namespace,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def time_ours(
 
 
 def time_plain(
-    task: LanguageTask, store: ExampleStore, options: argparse.Namespace, device: torch.device
+    task: LanguageTask, store: InMemoryExamples, options: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
     """Train the plain model, compiled, on batches in pinned memory."""
     began = time.perf_counter()
@@ -253,7 +253,7 @@ def time_plain(
 
 
 def make_batches(
-    task: LanguageTask, store: ExampleStore, steps: int, *, pin: bool
+    task: LanguageTask, store: InMemoryExamples, steps: int, *, pin: bool
 ) -> list[SegmentBatch]:
     """Return full batches of the training plan, from its beginning."""
     plan = task.plan(store, batch_tokens=task.config.train.batch_tokens, seed=2)

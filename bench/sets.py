@@ -37,11 +37,16 @@ from bench.timing import device_name, synchronize
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, ModelConfig, read_config
 from dragoman.data.batch_plan import Cursor, Plan
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record, read_records
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record, read_records
 from dragoman.layers.gaussian_mixture import fit_by_em
-from dragoman.models.context import ForwardContext
-from dragoman.models.pair_classifier import ComparedAlignment, MLPHead, PairModel, PairOutput
+from dragoman.models.forward_context import ForwardContext
+from dragoman.models.sentence_pair_classifier import (
+    ComparedAlignment,
+    MLPHead,
+    PairModel,
+    PairOutput,
+)
 from dragoman.models.set_blocks import (
     InducedSetAttentionBlock,
     MultiheadAttentionBlock,
@@ -50,7 +55,7 @@ from dragoman.models.set_blocks import (
 )
 from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.base import TrainingTask
-from dragoman.tasks.pairs import PairsTask
+from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.tasks.sets import SetBatch, SetsTask
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
@@ -68,7 +73,7 @@ class Workload(NamedTuple):
     name: str
     config: Config
     task: TrainingTask
-    store: ExampleStore
+    store: InMemoryExamples
     plan: Plan
     plain: Callable[[Any], nn.Module]  # the plain model with the weights of ours
 
@@ -121,7 +126,7 @@ def load_workload(name: str, options: argparse.Namespace) -> Workload:
     if name == "pairs":
         records = list(read_records([options.train])) if options.train else generate_pairs(4000)
         task = PairsTask(config, PairsTask.fit_text(config, lambda: iter(records)))
-        store: ExampleStore = task.encode(records)
+        store: InMemoryExamples = task.encode(records)
     else:
         task = SetsTask(config, SetsTask.fit_text(config, lambda: iter(())))
         store = task.generate("train")
@@ -502,7 +507,7 @@ def fit_slope(sizes: tuple[int, ...], times: list[float]) -> float:
 
 def compare_clustering(options: argparse.Namespace, device: torch.device) -> None:
     """Print the log-likelihood of a clustering model, of EM and of the oracle on test sets."""
-    from dragoman.inference.set_model import SetModel
+    from dragoman.inference.predictors.set_model import SetModel
 
     model = SetModel.load(options.clustering, device=options.device)
     task = model.task

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import DataConfig, TextConfig
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import Batch, BatchPlan, collate
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore

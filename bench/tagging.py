@@ -29,8 +29,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, read_config
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record, read_records
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record, read_records
 from dragoman.models.tagger import TaggingModel
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.training.mixed_precision import choose_precision
@@ -45,7 +45,7 @@ class Workload(NamedTuple):
     """A task with its examples and the batches of an epoch."""
 
     task: TaggingTask
-    store: ExampleStore
+    store: InMemoryExamples
     config: Config
 
     @property

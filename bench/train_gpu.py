@@ -52,7 +52,7 @@ from bench.timing import (
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.batch_shapes import MAX_SHAPES
+from dragoman.data.bucket_shapes import MAX_SHAPES
 from dragoman.models.factory import build_model
 from dragoman.tasks.translation import Regularization, TranslationTask
 from dragoman.training.data_loader import DataLoader, GlobalBatch

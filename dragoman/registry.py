@@ -86,11 +86,11 @@ _CATALOGUES = {
     "norm": "dragoman.layers.catalogue:NORMS",
     "residual": "dragoman.layers.catalogue:RESIDUALS",
     "activation": "dragoman.layers.catalogue:ACTIVATIONS",
-    "block": "dragoman.models.catalogue:BLOCKS",
+    "block": "dragoman.models.block_catalogue:BLOCKS",
     "optimizer": "dragoman.training.catalogue:OPTIMIZERS",
     "schedule": "dragoman.training.catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
-    "predictor": "dragoman.inference.catalogue:PREDICTORS",
+    "predictor": "dragoman.inference.predictors.catalogue:PREDICTORS",
     "task": "dragoman.tasks.catalogue:TASKS",
 }
 

@@ -11,9 +11,9 @@ import torch
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, ModelConfig, TextConfig, TrainConfig
-from dragoman.config.language import LanguageConfig
-from dragoman.data.records import Record
-from dragoman.tasks.language import LanguageTask
+from dragoman.config.language_model import LanguageConfig
+from dragoman.data.record_reader import Record
+from dragoman.tasks.language_model import LanguageTask
 from dragoman.training.trainer import Trainer
 
 MODELS: dict[str, dict[str, Any]] = {

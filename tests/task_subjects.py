@@ -13,10 +13,10 @@ import tagging_kit
 import torch
 
 from dragoman.config import Config, read_config
-from dragoman.data.records import Record
-from dragoman.inference.catalogue import PREDICTORS
-from dragoman.inference.predictor import Predictor
-from dragoman.recipes.mini import mini
+from dragoman.data.record_reader import Record
+from dragoman.inference.predictors.base import Predictor
+from dragoman.inference.predictors.catalogue import PREDICTORS
+from dragoman.recipes.miniature import mini
 from dragoman.tasks.catalogue import TASKS
 
 TEXT = "The goal was new. Some bank of the team was old today and it was very new."

@@ -18,7 +18,7 @@ from dragoman.models.factory import build_model
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training.cuda_graphs import CUDAGraphRunner, _CapturedGraph
 from dragoman.training.data_loader import GlobalBatch
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 from dragoman.training.train_step import OOMSplitter, StepRequests, TrainStep
 from dragoman.training.trainer import Trainer
 

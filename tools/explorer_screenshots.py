@@ -87,7 +87,7 @@ def main() -> int:
     from playwright.sync_api import sync_playwright
 
     import dragoman
-    from dragoman.explore.export import export_html
+    from dragoman.explore.html_export import export_html
 
     program = shutil.which(os.environ.get("DRAGOMAN_CHROMIUM") or "chromium")
     if program is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from dragoman.cli.settings import list_all_settings
 from dragoman.config import list_settings
 from dragoman.config.config import SECTIONS, Config
-from dragoman.models.block_rules import block_options_type
-from dragoman.models.catalogue import BLOCKS
+from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_validation import block_options_type
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 

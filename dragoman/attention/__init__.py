@@ -18,13 +18,10 @@ if TYPE_CHECKING:
         SinusoidalHalvesPositions as SinusoidalHalvesPositions,
     )
     from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
-    from dragoman.attention.alignment_functions import Alignment as Alignment
-    from dragoman.attention.alignment_functions import HardAlignment as HardAlignment
-    from dragoman.attention.alignment_functions import SmoothedSoftmax as SmoothedSoftmax
-    from dragoman.attention.alignment_functions import Softmax as Softmax
-    from dragoman.attention.gates import FeatureGate as FeatureGate
-    from dragoman.attention.gates import MultiDimensionalPooling as MultiDimensionalPooling
-    from dragoman.attention.gates import PositionGate as PositionGate
+    from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
+    from dragoman.attention.attention_pooling import Pooled as Pooled
+    from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
+    from dragoman.attention.attention_pooling import overlap_penalty as overlap_penalty
     from dragoman.attention.local_alignment import (
         LocalMonotonicAlignment as LocalMonotonicAlignment,
     )
@@ -40,15 +37,14 @@ if TYPE_CHECKING:
     )
     from dragoman.attention.location_coverage import coverage_loss as coverage_loss
     from dragoman.attention.lsh import LSHAttention as LSHAttention
+    from dragoman.attention.mechanism import Attended as Attended
+    from dragoman.attention.mechanism import Mechanism as Mechanism
+    from dragoman.attention.mechanism import SequenceSelfAttention as SequenceSelfAttention
     from dragoman.attention.monotonic import MochaAlignment as MochaAlignment
     from dragoman.attention.monotonic import MonotonicAlignment as MonotonicAlignment
     from dragoman.attention.multi_head import CrossAttention as CrossAttention
     from dragoman.attention.multi_head import MultiHead as MultiHead
     from dragoman.attention.multi_head import SelfAttention as SelfAttention
-    from dragoman.attention.pooling import AttentionPooling as AttentionPooling
-    from dragoman.attention.pooling import Pooled as Pooled
-    from dragoman.attention.pooling import StructuredPooling as StructuredPooling
-    from dragoman.attention.pooling import overlap_penalty as overlap_penalty
     from dragoman.attention.recorder import AttentionRecord as AttentionRecord
     from dragoman.attention.recorder import AttentionRecords as AttentionRecords
     from dragoman.attention.recorder import RecordableAttention as RecordableAttention
@@ -61,28 +57,32 @@ if TYPE_CHECKING:
     from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
     from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
     from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
-    from dragoman.attention.scored_attention import Attended as Attended
-    from dragoman.attention.scored_attention import Mechanism as Mechanism
-    from dragoman.attention.scored_attention import SequenceSelfAttention as SequenceSelfAttention
-    from dragoman.attention.scores import AdditiveScore as AdditiveScore
-    from dragoman.attention.scores import CosineScore as CosineScore
-    from dragoman.attention.scores import DotScore as DotScore
-    from dragoman.attention.scores import FixedScore as FixedScore
-    from dragoman.attention.scores import GeneralScore as GeneralScore
-    from dragoman.attention.scores import LearnedScaleDotScore as LearnedScaleDotScore
-    from dragoman.attention.scores import LocationScore as LocationScore
-    from dragoman.attention.scores import NormedAdditiveScore as NormedAdditiveScore
-    from dragoman.attention.scores import ScaledDotScore as ScaledDotScore
-    from dragoman.attention.scores import Score as Score
+    from dragoman.attention.score_functions import AdditiveScore as AdditiveScore
+    from dragoman.attention.score_functions import CosineScore as CosineScore
+    from dragoman.attention.score_functions import DotScore as DotScore
+    from dragoman.attention.score_functions import FixedScore as FixedScore
+    from dragoman.attention.score_functions import GeneralScore as GeneralScore
+    from dragoman.attention.score_functions import LearnedScaleDotScore as LearnedScaleDotScore
+    from dragoman.attention.score_functions import LocationScore as LocationScore
+    from dragoman.attention.score_functions import NormedAdditiveScore as NormedAdditiveScore
+    from dragoman.attention.score_functions import ScaledDotScore as ScaledDotScore
+    from dragoman.attention.score_functions import Score as Score
+    from dragoman.attention.softmax_alignment import Alignment as Alignment
+    from dragoman.attention.softmax_alignment import HardAlignment as HardAlignment
+    from dragoman.attention.softmax_alignment import SmoothedSoftmax as SmoothedSoftmax
+    from dragoman.attention.softmax_alignment import Softmax as Softmax
+    from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
+    from dragoman.attention.softmax_gates import MultiDimensionalPooling as MultiDimensionalPooling
+    from dragoman.attention.softmax_gates import PositionGate as PositionGate
 
 _HOMES = {
-    "alignment_functions": (
+    "softmax_alignment": (
         "Alignment",
         "HardAlignment",
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "gates": (
+    "softmax_gates": (
         "FeatureGate",
         "MultiDimensionalPooling",
         "PositionGate",
@@ -98,7 +98,7 @@ _HOMES = {
         "coverage_loss",
     ),
     "lsh": ("LSHAttention",),
-    "scored_attention": (
+    "mechanism": (
         "Attended",
         "Mechanism",
         "SequenceSelfAttention",
@@ -112,7 +112,7 @@ _HOMES = {
         "MultiHead",
         "SelfAttention",
     ),
-    "pooling": (
+    "attention_pooling": (
         "AttentionPooling",
         "Pooled",
         "StructuredPooling",
@@ -141,7 +141,7 @@ _HOMES = {
         "T5RelativeBias",
         "TransformerXLBias",
     ),
-    "scores": (
+    "score_functions": (
         "AdditiveScore",
         "CosineScore",
         "DotScore",

@@ -7,38 +7,40 @@ from dragoman.registry import Entry, Registry
 SCORES = Registry(
     "score",
     scaled_dot=Entry(
-        "dragoman.attention.scores:ScaledDotScore",
+        "dragoman.attention.score_functions:ScaledDotScore",
         "Dot product divided by the square root of the width (Vaswani).",
     ),
-    dot=Entry("dragoman.attention.scores:DotScore", "Dot product of query and key (Luong)."),
+    dot=Entry(
+        "dragoman.attention.score_functions:DotScore", "Dot product of query and key (Luong)."
+    ),
     learned_scale_dot=Entry(
-        "dragoman.attention.scores:LearnedScaleDotScore",
+        "dragoman.attention.score_functions:LearnedScaleDotScore",
         "Dot product times a trained scale (scaled Luong).",
     ),
     cosine=Entry(
-        "dragoman.attention.scores:CosineScore",
+        "dragoman.attention.score_functions:CosineScore",
         "Cosine similarity of query and key, times a trained scale (Graves).",
     ),
     general=Entry(
-        "dragoman.attention.scores:GeneralScore",
+        "dragoman.attention.score_functions:GeneralScore",
         "Bilinear: a trained matrix between query and key (Luong).",
     ),
     additive=Entry(
-        "dragoman.attention.scores:AdditiveScore",
+        "dragoman.attention.score_functions:AdditiveScore",
         "Additive: a one-layer network compares query and key (Bahdanau).",
         traits=("accepts_features",),
     ),
     normed_additive=Entry(
-        "dragoman.attention.scores:NormedAdditiveScore",
+        "dragoman.attention.score_functions:NormedAdditiveScore",
         "Additive, with a bias and weight normalization.",
         traits=("accepts_features",),
     ),
     location=Entry(
-        "dragoman.attention.scores:LocationScore",
+        "dragoman.attention.score_functions:LocationScore",
         "Location-based: depends on the query and the position only (Luong).",
     ),
     fixed=Entry(
-        "dragoman.attention.scores:FixedScore",
+        "dragoman.attention.score_functions:FixedScore",
         "Trained weights of the positions, whatever the query: no attention, to compare with.",
         exempt={"learns": "its weights do not depend on the query, so that all rows are equal"},
     ),
@@ -47,22 +49,22 @@ SCORES = Registry(
 ALIGNMENTS = Registry(
     "alignment",
     softmax=Entry(
-        "dragoman.attention.alignment_functions:Softmax",
+        "dragoman.attention.softmax_alignment:Softmax",
         "Softmax over all keys that the mask allows (global attention).",
     ),
     smoothed=Entry(
-        "dragoman.attention.alignment_functions:SmoothedSoftmax",
+        "dragoman.attention.softmax_alignment:SmoothedSoftmax",
         "Normalized sigmoid of the scores: flatter than a softmax (Chorowski).",
     ),
     hard=Entry(
-        "dragoman.attention.alignment_functions:HardAlignment",
+        "dragoman.attention.softmax_alignment:HardAlignment",
         "Hard attention: one key, sampled in training, the best in evaluation (Xu).",
         exempt={
             "gradients": "an argmax has no gradient; training uses the softmax's (straight-through)"
         },
     ),
     reinforce=Entry(
-        "dragoman.attention.reinforce:ReinforceAlignment",
+        "dragoman.attention.reinforce_alignment:ReinforceAlignment",
         "Hard attention trained with REINFORCE instead of straight-through (Xu).",
         exempt={"gradients": "an argmax has no gradient; training is by reward"},
         traits=("stateful",),

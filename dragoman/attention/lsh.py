@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.lsh_buckets import bucket_problem, factor_buckets
+from dragoman.attention.lsh_bucket_count import bucket_problem, factor_buckets
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.errors import DragomanError
 from dragoman.ops import attend, masked_softmax

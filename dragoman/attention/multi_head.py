@@ -19,7 +19,7 @@ from dragoman.attention.argument_checks import (
     check_sequence,
 )
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
-from dragoman.attention.scores import ScaledDotScore, Score
+from dragoman.attention.score_functions import ScaledDotScore, Score
 from dragoman.ops import attend, attend_packed, build_attention_mask, masked_softmax
 
 logger = logging.getLogger(__name__)

@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.bundle.bundle import Bundle
     from dragoman.bundle.card import Card, CardScore
     from dragoman.bundle.task_bundle import TaskBundle
+    from dragoman.bundle.translation_bundle import Bundle
     from dragoman.bundle.writer import write_bundle, write_task_bundle
 
 __all__ = ["Bundle", "Card", "CardScore", "TaskBundle", "write_bundle", "write_task_bundle"]
 
 _MODULES = {
-    "Bundle": "bundle",
+    "Bundle": "translation_bundle",
     "Card": "card",
     "CardScore": "card",
     "TaskBundle": "task_bundle",

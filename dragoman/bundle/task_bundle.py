@@ -24,7 +24,7 @@ from dragoman.bundle.reader import (
 from dragoman.config import Config
 from dragoman.config.config import TASK_STACKS, TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError
-from dragoman.models.block_rules import count_layers
+from dragoman.models.block_validation import count_layers
 from dragoman.models.factory import skip_initialization
 from dragoman.storage.manifest import canonical_json
 from dragoman.storage.tensor_files import read_header

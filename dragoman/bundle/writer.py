@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dragoman._version import __version__
 from dragoman.bundle import format as layout
-from dragoman.bundle.bundle import build_loaded_model
 from dragoman.bundle.card import Card, write_card
 from dragoman.bundle.golden import GoldenInput, make_golden
 from dragoman.bundle.task_bundle import (
@@ -26,21 +25,18 @@ from dragoman.bundle.task_bundle import (
     make_task_golden,
     task_text_files,
 )
+from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
-from dragoman.config.engine_options import check_bundle_quantization
+from dragoman.config.engine_names import check_bundle_quantization
 from dragoman.errors import BundleError
-from dragoman.evaluate.confidence import ConfidenceMap
+from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
 from dragoman.storage.disk import os_errors_converted, require_writable
-from dragoman.storage.tensor_files import (
-    check_finite,
-    dequantize_tensors,
-    quantize_tensors,
-    write_tensors,
-)
+from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
+from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask
 from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, save_tokenizers

@@ -40,7 +40,7 @@ from dragoman.cli import (
 )
 from dragoman.cli.printing import print_error, print_note, show_notes
 from dragoman.errors import DragomanError, StoppedError, escape_unprintable
-from dragoman.runtime.memory import is_out_of_memory
+from dragoman.runtime.out_of_memory import is_out_of_memory
 
 INTERRUPTED = 130  # a shell's exit code after Ctrl-C
 PIPE_CLOSED = 141  # a shell's exit code after SIGPIPE

@@ -25,14 +25,14 @@ def average(
 
     The run may be unfinished.
     """
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.model_directory import OutputDirectory
 
     require_parent_writable(out / "model")
     OutputDirectory(model).require_run()
     OutputDirectory(out).require_no_run()
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.runs.checkpoint_average import average_checkpoints
+    from dragoman.runs.averaged_model import average_checkpoints
 
     made = average_checkpoints(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.corpus_options import open_corpus
 from dragoman.cli.options import (
     JsonOption,
     PairsOption,
@@ -21,6 +20,7 @@ from dragoman.cli.options import (
     TgtFieldOption,
     TgtLangOption,
 )
+from dragoman.cli.parallel_corpus import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
 from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
@@ -197,9 +197,9 @@ def _check_labelled(
     json: bool,
 ) -> None:
     """Check labelled files and print their labels and findings."""
-    from dragoman.data.file_stream import open_input_file
+    from dragoman.data.byte_stream import open_input_file
     from dragoman.data.label_checks import READERS, check_labels
-    from dragoman.data.records import read_records, read_rows
+    from dragoman.data.record_reader import read_records, read_rows
     from dragoman.training.progress import open_progress
 
     if task not in READERS:

@@ -182,7 +182,7 @@ def _evaluate_task(
 ) -> None:
     """Score a model of another task and print its metrics."""
     from dragoman.bundle.format import read_command, read_task
-    from dragoman.data.file_stream import open_input_file
+    from dragoman.data.byte_stream import open_input_file
     from dragoman.training.progress import open_progress
 
     if wrong:
@@ -250,8 +250,8 @@ def _format_cell(value: str | float) -> str:
 
 def _write_predictions(model: Path, files: list[Path], hyp: Path, device: str) -> None:
     """Write a line for each example of the test files."""
-    from dragoman.data.records import read_records
-    from dragoman.inference.catalogue import load
+    from dragoman.data.record_reader import read_records
+    from dragoman.inference.predictors.catalogue import load
 
     predictor = load(model, device=device)
     inputs = (predictor.read_record(record) for record in read_records(files))

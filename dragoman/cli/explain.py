@@ -190,7 +190,7 @@ def explain(
             ]
         )
 
-    from dragoman.inference.catalogue import load  # imports torch
+    from dragoman.inference.predictors.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
     examples = _read_examples(predictor, text, inputs, text_field)
@@ -216,7 +216,7 @@ def explain(
         _write_figure(found, path, kind=kind, layer=layer, head=head)
         print_note(f"written to {path}")
     if html is not None:
-        from dragoman.explore.export import export_html
+        from dragoman.explore.html_export import export_html
 
         export_html(found, html, title=f"{model.resolve().name}: {found.text[:60]}")
         print_note(f"written to {html}")
@@ -268,7 +268,7 @@ def add_interventions(
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.branches import add_ablations, list_heads
+        from dragoman.inference.counterfactuals import add_ablations, list_heads
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")
@@ -283,7 +283,7 @@ def _check_files(files: dict[str, Path], html: Path | None, inputs: list[Path]) 
         check_output_file("--html", html, inputs=read)
     if not files:
         return
-    from dragoman.explain.figures import check_figure_file
+    from dragoman.explain.figure_style import check_figure_file
 
     for option, path in files.items():
         check_figure_file(option, path, kind=option.lstrip("-"), inputs=read)

@@ -133,7 +133,7 @@ def explore(
     if beam is not None and beam > MAX_BEAM:
         raise ConfigError([f"--beam of the page is at most {MAX_BEAM}; found {beam}; lower it"])
 
-    from dragoman.explore.app import is_loopback
+    from dragoman.explore.request_guard import is_loopback
     from dragoman.explore.server import bind, page_url, serve
 
     stored = None if json is None else read_explanation(json)
@@ -144,7 +144,7 @@ def explore(
                 "what others explain, without a password and unencrypted"
             )
 
-        from dragoman.explore.session import ExplorerSession  # imports torch with the model
+        from dragoman.explore.model_session import ExplorerSession  # imports torch with the model
 
         session = (
             ExplorerSession()
@@ -241,7 +241,7 @@ def require_web_extra() -> None:
 
 def _write_html(path: Path, explanation: Explanation) -> None:
     """Write the page as one self-contained file."""
-    from dragoman.explore.export import export_html
+    from dragoman.explore.html_export import export_html
 
     export_html(explanation, path, title=f"{explanation.text:.60} – Dragoman explorer")
     print_note(f"written to {path}")
@@ -260,7 +260,7 @@ def _explain_text(
     assert model is not None, "either a model or --json was given"
     assert text is not None, "either a text or --json was given"
 
-    from dragoman.inference.catalogue import load  # imports torch
+    from dragoman.inference.predictors.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
     given = {"beam": beam, "length_penalty": length_penalty, "target_language": to}
@@ -273,7 +273,7 @@ def _explain_text(
 
 def read_explanation(path: Path) -> Explanation:
     """Return a stored explanation; raise DataError for anything else."""
-    from dragoman.data.file_stream import open_input_file
+    from dragoman.data.byte_stream import open_input_file
     from dragoman.explain.explanation import Explanation
 
     with open_input_file(path) as file:

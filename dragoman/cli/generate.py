@@ -89,7 +89,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.inference.language_model import LanguageModel
+    from dragoman.inference.predictors.language_model import LanguageModel
 
     language_model = LanguageModel.load(model, device=device)
     options: dict[str, Any] = {

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from dragoman.data.file_stream import FileStream, open_input_file
-from dragoman.data.line_reader import detect_utf16, guess_encoding
+from dragoman.data.byte_stream import FileStream, open_input_file
+from dragoman.data.text_lines import detect_utf16, guess_encoding
 from dragoman.errors import DataError
 
 # Bytes kept of one line: more than the translator accepts (`inference/translation.py`), which

@@ -23,7 +23,7 @@ from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
-    from dragoman.explain.model_statistics import TokenStatistics
+    from dragoman.explain.corpus_statistics import TokenStatistics
 
 FIGURES = {
     "curves": "loss, metrics and learning rate of the training",
@@ -275,7 +275,7 @@ class PlottedModel:
     @functools.cached_property
     def predictor(self) -> Any:
         """The loaded model."""
-        from dragoman.inference.catalogue import load
+        from dragoman.inference.predictors.catalogue import load
 
         return load(self.path, device=self._device)
 
@@ -312,7 +312,7 @@ class PlottedModel:
     @functools.cached_property
     def store(self) -> Any:
         """Labelled examples of a model of another task; None if there are none."""
-        from dragoman.data.records import open_records
+        from dragoman.data.record_reader import open_records
 
         task = self.predictor.task
         file = self._test or self._find_file(task.config.data.valid)
@@ -345,7 +345,7 @@ class PlottedModel:
     @functools.cached_property
     def tokens(self) -> TokenStatistics | None:
         """Token distributions by teacher forcing; None without references or for labels."""
-        from dragoman.explain.model_statistics import measure_pairs, measure_text
+        from dragoman.explain.corpus_statistics import measure_pairs, measure_text
 
         if self.task != "translate":
             predictor = self.predictor
@@ -374,7 +374,7 @@ class PlottedModel:
         if self.task == "translate" and self.pairs is not None:
             return [text for text in self.pairs[0] if text.strip()][:most]
         if self.task != "translate" and self._test is not None:
-            from dragoman.data.records import read_records
+            from dragoman.data.record_reader import read_records
 
             records = read_records([self._test])
             return [
@@ -385,7 +385,7 @@ class PlottedModel:
         cases = [case["input"] for case in golden["cases"]][:most]
         if self.task == "translate":
             return cases
-        from dragoman.data.records import Record
+        from dragoman.data.record_reader import Record
 
         return [
             self.predictor.read_record(Record(self.path / "golden.json", number, case))
@@ -420,7 +420,7 @@ def _draw_curves(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_positions(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the position encodings of one model."""
-    from dragoman.explain.positions import describe_missing, find_positions, save_positions
+    from dragoman.explain.position_analysis import describe_missing, find_positions, save_positions
 
     [model] = models
     if not model.is_finished:
@@ -437,8 +437,8 @@ def _draw_positions(models: Sequence[PlottedModel], path: Path) -> str | None:
 def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw BLEU by source length of all models."""
     from dragoman.evaluate.metrics import build_metrics
+    from dragoman.explain.corpus_statistics import score_by_length
     from dragoman.explain.figures_statistics import save_length_scores
-    from dragoman.explain.model_statistics import score_by_length
 
     scored = []
     for model in models:
@@ -476,8 +476,8 @@ def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the reliability diagram of all models."""
+    from dragoman.explain.corpus_statistics import measure_predictions
     from dragoman.explain.figures_statistics import Calibration, save_calibration
-    from dragoman.explain.model_statistics import measure_predictions
 
     runs = []
     for model in models:

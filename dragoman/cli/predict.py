@@ -26,8 +26,8 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.storage.output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
-    from dragoman.data.records import Record
-    from dragoman.inference.predictor import Predictor
+    from dragoman.data.record_reader import Record
+    from dragoman.inference.predictors.base import Predictor
 
 NOTES_SHOWN = 3
 MAX_TEXT_CHARS = 1 << 20  # of one text: a book
@@ -101,7 +101,7 @@ def predict(
         if path is not None:
             check_output_file(option, path, inputs=read)
 
-    from dragoman.inference.catalogue import load  # imports torch
+    from dragoman.inference.predictors.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
     is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
@@ -124,8 +124,8 @@ def predict(
             shown = not texts and not is_interactive
             shown = shown and (target is not None or not is_terminal(sys.stdout))
             bar = stack.enter_context(progress("predicting", None, "texts", shown=shown))
-            window = {"window": 1} if is_interactive else {}
-            predictions = predictor.stream(given, batch_size=batch_size, **window)
+            buffer_size = {"buffer_size": 1} if is_interactive else {}
+            predictions = predictor.stream(given, batch_size=batch_size, **buffer_size)
             count = print_predictions(predictions, top=top, json=json, write=write, bar=bar)
         if not count:
             raise DataError(
@@ -168,7 +168,7 @@ class InputRecords:
         """Yield the records of one file; pipes and standard input have lines of text."""
         if str(path) != "-" and path.is_file():
             self._ready = lambda: True
-            from dragoman.data.records import read_records
+            from dragoman.data.record_reader import read_records
 
             yield from read_records([path], max_line_bytes=4 * MAX_TEXT_CHARS)
             return
@@ -187,7 +187,7 @@ class InputRecords:
 
 
 def _number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
-    from dragoman.data.records import TEXT, Record
+    from dragoman.data.record_reader import TEXT, Record
 
     return (Record(path, number, {TEXT: line}) for number, line in enumerate(lines, 1))
 
@@ -234,7 +234,11 @@ def _explain(
     """Explain each input: in the terminal or as JSON, or as one page; return their number."""
     from rich.console import Console
 
-    from dragoman.explain.text_explanation import TextExplanation, render_explanation, render_html
+    from dragoman.explain.word_occlusion import (
+        OcclusionExplanation,
+        render_explanation,
+        render_html,
+    )
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     pages = []
@@ -248,7 +252,7 @@ def _explain(
                 ]
             )
         explanation = predictor.explain_words(each)
-        if html is not None and isinstance(explanation, TextExplanation):
+        if html is not None and isinstance(explanation, OcclusionExplanation):
             pages.append(explanation)
         elif html is not None:
             raise ConfigError(
@@ -259,7 +263,7 @@ def _explain(
             )
         elif json:
             print_json({"line": number, **explanation.to_dict()}, write)
-        elif not isinstance(explanation, TextExplanation):
+        elif not isinstance(explanation, OcclusionExplanation):
             write(f"{explanation.to_text()}\n")
         else:
             with console.capture() as capture:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.corpus_options import open_corpus
 from dragoman.cli.options import (
     BatchSizeOption,
     DefaultModelOption,
@@ -26,6 +25,7 @@ from dragoman.cli.options import (
     TgtLangOption,
     ToOption,
 )
+from dragoman.cli.parallel_corpus import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.errors import DataError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dragoman.data.corpus import Corpus, SentencePair
     from dragoman.inference import PairScore
 
-WINDOW_PAIRS = 2048  # pairs read ahead, so that pairs of similar length share a batch
+BUFFER_PAIRS = 2048  # pairs read ahead, so that pairs of similar length share a batch
 NOTES_SHOWN = 3
 
 
@@ -93,15 +93,15 @@ def score(
     summary = _ScoreSummary()
     with progress("scoring", total, "pairs", shown=not is_terminal(sys.stdout)) as bar:
         lines = _iter_pairs(corpus)
-        while window := list(itertools.islice(lines, WINDOW_PAIRS)):
+        while buffer := list(itertools.islice(lines, BUFFER_PAIRS)):
             found = translator.score(
-                [pair.src for pair in window],
-                [pair.tgt for pair in window],
+                [pair.src for pair in buffer],
+                [pair.tgt for pair in buffer],
                 batch_size=batch_size,
                 source_language=from_,
                 target_language=to,
             )
-            for pair, one in zip(window, found, strict=True):
+            for pair, one in zip(buffer, found, strict=True):
                 _print_pair_score(pair, one, normalize=normalize, json=json)
                 summary.add(pair, one)
                 bar.advance()

@@ -34,7 +34,7 @@ from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.model_directory import OutputDirectory
 
 TRIPLE_OPTIONS = ("pair", "valid_pair")  # options of three values each time
 _RUN_PANEL = "Run"
@@ -246,9 +246,9 @@ def _start_training(
     from dragoman.config import apply_overrides, overridden_settings, read_config
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
-    from dragoman.config.sets import GENERATED_PROBLEMS
-    from dragoman.recipes.mini import mini
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.config.set_task import GENERATED_PROBLEMS
+    from dragoman.recipes.miniature import mini
+    from dragoman.runs.model_directory import OutputDirectory
 
     def with_overrides(base: Config | None) -> Config:
         return read_config(
@@ -359,7 +359,7 @@ def _finetune_settings(
 def check_corpus_files(config: Config | None) -> None:
     """Raise DataError unless every corpus file that the settings name can be opened."""
     from dragoman.config.config import CORPUS_SETTINGS
-    from dragoman.data.file_stream import open_input_file
+    from dragoman.data.byte_stream import open_input_file
 
     for name in CORPUS_SETTINGS:
         named = getattr(config.data, name) if config else ""

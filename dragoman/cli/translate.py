@@ -41,7 +41,7 @@ from dragoman.cli.options import (
 from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
-from dragoman.config.engine_options import check_utility
+from dragoman.config.engine_names import check_utility
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.output_files import check_output_file, open_output
 
@@ -242,7 +242,7 @@ def translate(
     is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
     if is_interactive:
         print_note("type or paste text, one line at a time; end with Ctrl-D")
-        options["window"] = 1  # translate each typed line immediately
+        options["buffer_size"] = 1  # translate each typed line immediately
         lines = decode_lines(sys.stdin.buffer)
     elif not texts:
         lines = (

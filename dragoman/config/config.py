@@ -10,17 +10,17 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dragoman.config.aliases import RENAMED_SETTINGS, SETTING_BY_SYNONYM
 from dragoman.config.classify import ClassifyConfig
 from dragoman.config.directions import (
     direction_problems,
     file_language_problems,
     parse_directions,
 )
-from dragoman.config.language import LanguageConfig
+from dragoman.config.language_model import LanguageConfig
 from dragoman.config.model import ModelConfig
-from dragoman.config.pairs import PairsConfig
-from dragoman.config.sets import SetsConfig
+from dragoman.config.renamed_settings import RENAMED_SETTINGS, SETTING_BY_SYNONYM
+from dragoman.config.sentence_pairs import PairsConfig
+from dragoman.config.set_task import SetsConfig
 from dragoman.config.setting import Paths, list_settings, setting
 from dragoman.config.tag import TagConfig
 from dragoman.config.train import TrainConfig
@@ -349,7 +349,7 @@ class Config:
             found.extend(getattr(self, section).problems())
         found.extend(self._problems_between_sections())
         # By name: models is a higher layer, and imports this one.
-        stack_problems = import_object("dragoman.models.block_rules:stack_problems")
+        stack_problems = import_object("dragoman.models.block_validation:stack_problems")
         found.extend(stack_problems(self.model, TASK_STACKS.get(self.task)))
         return found
 
@@ -405,7 +405,9 @@ class Config:
             )
         if self.task == "language":
             # By name: models is a higher layer, and imports this one.
-            yield from import_object("dragoman.models.language_rules:language_problems")(self)
+            yield from import_object("dragoman.models.language_model_validation:language_problems")(
+                self
+            )
 
     def _translation_problems(self) -> Iterator[str]:
         """Yield inconsistencies between settings of a translation model."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.config.aliases import RENAMED_VALUES
+from dragoman.config.renamed_settings import RENAMED_VALUES
 from dragoman.errors import suggest_name
 from dragoman.registry import catalogue
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batch_shapes import (
+from dragoman.data.bucket_shapes import (
     MAX_SHAPES,
     BatchShape,
     LengthCounts,

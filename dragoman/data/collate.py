@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.data.batch_plan import BatchPlan, Cursor, StepPlan, plan_step, smallest_fitting_shape
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.token_store import TokenStore
 from dragoman.runtime.counter_rng import CounterRNG
 from dragoman.text.special_tokens import BOS, EOS, PAD

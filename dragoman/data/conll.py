@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dragoman.data.line_reader import BadLine
-from dragoman.data.records import Record
+from dragoman.data.record_reader import Record
+from dragoman.data.text_lines import BadLine
 
 # Universal Dependencies, version 2. The names are those of our JSONL files.
 CONLLU_FIELDS = (

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from dragoman.config.config import DataConfig, file_names
 from dragoman.config.directions import Direction, parse_direction
-from dragoman.data.file_stream import DecompressionLimits, FileStream
-from dragoman.data.line_reader import BadLine, read_line_blocks
+from dragoman.data.byte_stream import DecompressionLimits, FileStream
 from dragoman.data.misalignment import Misalignment, find_misalignment, line_features
 from dragoman.data.tabular_files import (
     ROW_READERS,
@@ -25,6 +24,7 @@ from dragoman.data.tabular_files import (
     detect_csv_delimiter,
     find_columns,
 )
+from dragoman.data.text_lines import BadLine, read_line_blocks
 from dragoman.errors import ConfigError, DataError
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.batch_plan import BatchPlan, Cursor
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.token_store import TokenStore
 from dragoman.runtime.counter_rng import derive_key, permutation
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.data.corpus_checks import overlap_key
-from dragoman.data.line_reader import BadLine
-from dragoman.data.records import (
+from dragoman.data.record_reader import (
     FIRST_NAMES,
     SECOND_NAMES,
     TAG_NAMES,
@@ -20,6 +19,7 @@ from dragoman.data.records import (
     find_label_field,
     find_text_field,
 )
+from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
 
 _RARE = 2  # a label with fewer examples cannot be both learned and validated

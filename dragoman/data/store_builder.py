@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config.config import DataConfig
+from dragoman.data.byte_stream import file_sha256
 from dragoman.data.corpus import BadPair, Corpus
-from dragoman.data.file_stream import file_sha256
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
 from dragoman.errors import CorruptError, DataError
 from dragoman.storage.atomic import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.data.line_reader import BadLine
+from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -34,13 +34,6 @@ from dragoman.decoding.constraints import (
     is_mark,
     mark_characters,
 )
-from dragoman.decoding.output_vocabulary import (
-    NEVER_WRITTEN,
-    SURROGATES,
-    OutputVocabulary,
-    code_point_bounds,
-    missing_bytes,
-)
 from dragoman.decoding.regular_expression import (
     ANYTHING,
     DEAD,
@@ -55,6 +48,13 @@ from dragoman.decoding.regular_expression import (
     build_dfa,
     collect_sets,
     whitespace,
+)
+from dragoman.decoding.token_characters import (
+    NEVER_WRITTEN,
+    SURROGATES,
+    TokenCharacters,
+    code_point_bounds,
+    missing_bytes,
 )
 from dragoman.errors import ConfigError, DataError
 
@@ -101,7 +101,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class CompiledConstraints:
     """Constraints compiled for a vocabulary, shared by all sentences."""
 
-    def __init__(self, constraints: Iterable[Constraint], vocabulary: OutputVocabulary) -> None:
+    def __init__(self, constraints: Iterable[Constraint], vocabulary: TokenCharacters) -> None:
         self.constraints, self.vocabulary = tuple(constraints), vocabulary
         given = {type(each) for each in self.constraints}
         self.equal_length, self.mirror = EqualLength in given, Mirror in given
@@ -644,6 +644,6 @@ def check_constraints(
 
 
 def _is_possible(
-    constraints: Sequence[Constraint], vocabulary: OutputVocabulary, source: str, limit: int
+    constraints: Sequence[Constraint], vocabulary: TokenCharacters, source: str, limit: int
 ) -> bool:
     return CompiledConstraints(constraints, vocabulary).bind(source).is_possible(limit)

@@ -13,16 +13,16 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
-from dragoman.bundle.bundle import build_loaded_model, expected_weights
 from dragoman.bundle.golden import read_golden_cases
+from dragoman.bundle.translation_bundle import build_loaded_model, expected_weights
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search import SearchStrategy, search
+from dragoman.decoding.search_strategy import SearchStrategy, search
+from dragoman.decoding.source_batch import pad_sources
 from dragoman.doctor.check_result import NotApplicableError
-from dragoman.doctor.export_engines import open_export
+from dragoman.doctor.exported_engines import open_export
 from dragoman.errors import BundleError, DragomanError
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_directory import list_engine_names

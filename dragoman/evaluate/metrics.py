@@ -12,9 +12,9 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman.config import DataConfig
-from dragoman.data.line_reader import read_lines
+from dragoman.data.text_lines import read_lines
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.text.languages import SCRIPT_NAMES, count_scripts, script_of_language
+from dragoman.text.scripts import SCRIPT_NAMES, count_scripts, script_of_language
 
 
 def read_sentences(path: Path) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeKeys, T5RelativeBias
 from dragoman.config import Config
-from dragoman.config.engine_options import check_quantization
+from dragoman.config.engine_names import check_quantization
 from dragoman.errors import ConfigError
 from dragoman.exchange.transformer_spec import (
     StackSpec,
@@ -28,7 +28,7 @@ from dragoman.exchange.transformer_spec import (
     read_transformer_spec,
 )
 from dragoman.layers.feed_forward import GEGLU, GELU, GatedActivation, ReLU, SwiGLU, Swish
-from dragoman.layers.norms import LayerNorm, PostNorm, PreNorm, RMSNorm, T5Norm
+from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, RMSNorm, T5Norm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
 from dragoman.runtime.optional_packages import require_packages

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from dragoman.bundle import Bundle, write_bundle
-from dragoman.bundle.bundle import build_loaded_model
 from dragoman.bundle.format import require_bundle
-from dragoman.config.engine_options import check_bundle_quantization, check_quantization
+from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.config.engine_names import check_bundle_quantization, check_quantization
 from dragoman.errors import CorruptError
 from dragoman.evaluate.metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
@@ -32,7 +32,7 @@ from dragoman.inference.engine_directory import (
 )
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.disk import require_disk_space, require_new_directory
-from dragoman.storage.tensor_files import dequantize_tensors, quantize_tensors
+from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
 
 MIN_EQUAL_FLOAT32, MIN_EQUAL_QUANTIZED = (
     0.995,

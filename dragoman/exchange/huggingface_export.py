@@ -28,7 +28,7 @@ from dragoman.exchange.transformer_spec import (
 from dragoman.exchange.transformers_runner import quiet_transformers
 from dragoman.exchange.weight_names import reorder_sinusoids, to_hugging_face
 from dragoman.layers.feed_forward import GELU, ReLU, Swish
-from dragoman.layers.norms import LayerNorm, PostNorm, PreNorm
+from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.storage.atomic import native_path
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

@@ -22,7 +22,7 @@ from dragoman.explain.explanation import (
     TokenizedText,
     check_labels,
 )
-from dragoman.explain.figures import (
+from dragoman.explain.figure_style import (
     DOTS_PER_INCH,
     FAINT,
     HEAT_MAP,

@@ -25,15 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dragoman.attention.mechanism import Mechanism
 from dragoman.attention.recorder import find_attentions, record
-from dragoman.attention.scored_attention import Mechanism
 from dragoman.config import Config
 from dragoman.decoding.beam_trace import BeamTrace
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.padded_batch import pad_batch, pad_sources
-from dragoman.explain.attention_heads import summarize_heads
-from dragoman.explain.attention_maps import (
+from dragoman.decoding.source_batch import pad_batch, pad_sources
+from dragoman.explain.attention_capture import (
     CapturedSite,
     capture_pair,
     layer_numbers,
@@ -57,10 +56,11 @@ from dragoman.explain.explanation import (
     NBestEntry,
     Step,
 )
-from dragoman.explain.positions import summarize_positions
+from dragoman.explain.head_analysis import summarize_heads
+from dragoman.explain.position_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.explain.token_spans import token_texts, tokenize_text
-from dragoman.layers.convolution import ConvS2SAttention
+from dragoman.layers.gated_convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_lm import PrefixLM
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

@@ -10,8 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.evaluate.classification import expected_calibration_error
+from dragoman.explain.corpus_statistics import (
+    LengthScores,
+    TokenStatistics,
+    reliability_bins,
+    smoothed_target,
+)
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.figures import (
+from dragoman.explain.figure_style import (
     FAINT,
     HEAT_MAP,
     LIGHT,
@@ -23,12 +29,6 @@ from dragoman.explain.figures import (
     figure_style,
     save_figure,
     use_log_scale,
-)
-from dragoman.explain.model_statistics import (
-    LengthScores,
-    TokenStatistics,
-    reliability_bins,
-    smoothed_target,
 )
 
 GROUPS = ("encoder", "decoder", "cross")

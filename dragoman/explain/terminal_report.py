@@ -15,7 +15,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from dragoman.errors import escape_unprintable
-from dragoman.explain.attention_heads import rank_correlation
 from dragoman.explain.attention_plot import (
     AttentionView,
     join_words,
@@ -25,6 +24,7 @@ from dragoman.explain.attention_plot import (
     word_texts,
 )
 from dragoman.explain.explanation import AttentionWeights, Explanation, Step, check_labels
+from dragoman.explain.head_analysis import rank_correlation
 
 SPACE_SIGN, NEWLINE_SIGN = "␣", "↵"
 _SHADES = " ░▒▓█"

@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.errors import ConfigError
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.export import export_html
+from dragoman.explore.html_export import export_html
 
 FRAME_HEIGHT = 720  # pixels
 MAX_TABLE_ROWS = 60
@@ -35,7 +35,7 @@ def explore(
         return model
     predictor = model
     if isinstance(model, (str, Path)):
-        from dragoman.inference.catalogue import load  # imports torch
+        from dragoman.inference.predictors.catalogue import load  # imports torch
 
         predictor = load(model)
     if not hasattr(predictor, "explain"):

@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dragoman.errors import ConfigError
-from dragoman.explore.app import build_app
-from dragoman.explore.session import ExplorerSession
+from dragoman.explore.model_session import ExplorerSession
+from dragoman.explore.routes import build_app
 
 HEADER_SECONDS = 10.0  # for the headers of a request to arrive
 MAX_HEADER_BYTES = 32 * 1024

@@ -6,18 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.decoding.search import SearchRequest
-    from dragoman.inference.catalogue import load
-    from dragoman.inference.classifier import Classification, Classifier
+    from dragoman.decoding.search_strategy import SearchRequest
     from dragoman.inference.engine import Engine
     from dragoman.inference.native_engine import NativeEngine
-    from dragoman.inference.pair_classifier import PairClassifier, PairPrediction
-    from dragoman.inference.pair_scores import PairScore
-    from dragoman.inference.predictor import Predictor
-    from dragoman.inference.set_model import SetModel, SetPrediction
-    from dragoman.inference.tagger import Tagger, Tagging
+    from dragoman.inference.predictors.base import Predictor
+    from dragoman.inference.predictors.catalogue import load
+    from dragoman.inference.predictors.classifier import Classification, Classifier
+    from dragoman.inference.predictors.sentence_pair_classifier import (
+        PairClassifier,
+        PairPrediction,
+    )
+    from dragoman.inference.predictors.set_model import SetModel, SetPrediction
+    from dragoman.inference.predictors.tagger import Tagger, Tagging
     from dragoman.inference.translation import Translation
     from dragoman.inference.translation_options import TranslationOptions
+    from dragoman.inference.translation_scores import PairScore
     from dragoman.inference.translator import Translator
 
 __all__ = [
@@ -41,23 +44,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Classification": "dragoman.inference.classifier",
-    "Classifier": "dragoman.inference.classifier",
+    "Classification": "dragoman.inference.predictors.classifier",
+    "Classifier": "dragoman.inference.predictors.classifier",
     "Engine": "dragoman.inference.engine",
     "NativeEngine": "dragoman.inference.native_engine",
-    "PairClassifier": "dragoman.inference.pair_classifier",
-    "PairPrediction": "dragoman.inference.pair_classifier",
-    "PairScore": "dragoman.inference.pair_scores",
-    "Predictor": "dragoman.inference.predictor",
-    "SearchRequest": "dragoman.decoding.search",
-    "SetModel": "dragoman.inference.set_model",
-    "SetPrediction": "dragoman.inference.set_model",
-    "Tagger": "dragoman.inference.tagger",
-    "Tagging": "dragoman.inference.tagger",
+    "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
+    "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
+    "PairScore": "dragoman.inference.translation_scores",
+    "Predictor": "dragoman.inference.predictors.base",
+    "SearchRequest": "dragoman.decoding.search_strategy",
+    "SetModel": "dragoman.inference.predictors.set_model",
+    "SetPrediction": "dragoman.inference.predictors.set_model",
+    "Tagger": "dragoman.inference.predictors.tagger",
+    "Tagging": "dragoman.inference.predictors.tagger",
     "Translation": "dragoman.inference.translation",
     "TranslationOptions": "dragoman.inference.translation_options",
     "Translator": "dragoman.inference.translator",
-    "load": "dragoman.inference.catalogue",
+    "load": "dragoman.inference.predictors.catalogue",
 }
 
 

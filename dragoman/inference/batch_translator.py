@@ -23,31 +23,30 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
-from dragoman.decoding.output_vocabulary import OutputVocabulary
-from dragoman.decoding.padded_batch import group_by_length
-from dragoman.decoding.search import SearchRequest, SearchStrategy, TokenConstraints
+from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy, TokenConstraints
+from dragoman.decoding.source_batch import group_by_length
+from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.attention_maps import align_batch
+from dragoman.explain.attention_capture import align_batch
 from dragoman.explain.explanation import AttentionWeights
 from dragoman.explain.explanation_builder import TracedSearch
 from dragoman.inference.engine import Engine
 from dragoman.inference.ensemble_engine import EnsembleEngine
+from dragoman.inference.line_segments import Segment
 from dragoman.inference.minimum_bayes_risk import rank_candidates
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.translation import (
-    Segment,
-    Translation,
-    find_repetition,
-    replace_control_chars,
-)
+from dragoman.inference.translation import Translation
 from dragoman.inference.translation_options import TranslationOptions
-from dragoman.runtime.memory import BatchHalving, is_out_of_memory
+from dragoman.runtime.out_of_memory import BatchHalving, is_out_of_memory
 from dragoman.text.special_tokens import EOS, UNK
-from dragoman.text.tokenizer import Tokenizers, normalize
+from dragoman.text.tokenizer import Tokenizers, normalize, replace_control_chars
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.pairwise_scores import PairwiseMetric
+    from dragoman.evaluate.pairwise_metrics import PairwiseMetric
 
+_MAX_PATTERN_TOKENS = 8
+_MIN_REPEATS = 5  # in a row: more than in any sentence
+_MIN_REPEATED_TOKENS = 12  # in total, so that "ha ha ha ha ha" is not reported
 logger = logging.getLogger(__name__)
 
 MAX_COMPILED_CONSTRAINTS = 16  # different sets of them kept by a translator
@@ -299,12 +298,12 @@ class BatchTranslator:
             if key not in self._compiled_constraints:
                 if len(self._compiled_constraints) >= MAX_COMPILED_CONSTRAINTS:
                     self._compiled_constraints.clear()
-                self._compiled_constraints[key] = CompiledConstraints(key, self._output_vocabulary)
+                self._compiled_constraints[key] = CompiledConstraints(key, self._token_characters)
             return self._compiled_constraints[key]
 
     @functools.cached_property
-    def _output_vocabulary(self) -> OutputVocabulary:
-        return OutputVocabulary.of(self._tokenizers.tgt)
+    def _token_characters(self) -> TokenCharacters:
+        return TokenCharacters.of(self._tokenizers.tgt)
 
     def _bind_constraints(
         self, compiled: CompiledConstraints, segment: Segment
@@ -389,7 +388,7 @@ class BatchTranslator:
 
     def _pairwise_metric(self, name: str, language: str) -> PairwiseMetric:
         """Return the utility of minimum Bayes risk decoding into a language."""
-        from dragoman.evaluate.pairwise_scores import build_pairwise_metric  # imports sacreBLEU
+        from dragoman.evaluate.pairwise_metrics import build_pairwise_metric  # imports sacreBLEU
 
         with self._compile_lock:
             key = (name, language)
@@ -526,3 +525,27 @@ class BatchTranslator:
 def _padded_tokens(segments: Sequence[Segment]) -> int:
     """Return the padded size of a batch of sources, EOS included."""
     return len(segments) * (1 + max(len(segment.src) for segment in segments))
+
+
+class Repetition(NamedTuple):
+    """A pattern of tokens that an output repeats."""
+
+    pattern: tuple[int, ...]
+    times: int
+
+
+def find_repetition(tokens: Sequence[int]) -> Repetition | None:
+    """Return the first short pattern repeated many times in a row; None if there is none."""
+    if len(tokens) - len(set(tokens)) < _MIN_REPEATED_TOKENS - 2:  # a quick test first
+        return None
+    for length in range(1, _MAX_PATTERN_TOKENS + 1):
+        run = 0
+        for at in range(length, len(tokens)):
+            run = run + 1 if tokens[at] == tokens[at - length] else 0
+            times = run // length + 1
+            if times >= _MIN_REPEATS and run + length >= _MIN_REPEATED_TOKENS:
+                start = at - run - length + 1
+                while at + 1 < len(tokens) and tokens[at + 1] == tokens[at + 1 - length]:
+                    at, run = at + 1, run + 1
+                return Repetition(tuple(tokens[start : start + length]), run // length + 1)
+    return None

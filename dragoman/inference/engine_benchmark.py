@@ -21,16 +21,16 @@ import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import Bundle
-from dragoman.decoding.search import SearchRequest, SearchStrategy
+from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy
 from dragoman.errors import DragomanError
-from dragoman.inference.cpu.conversion import FLOAT32, INT8
+from dragoman.inference.cpu.model_conversion import FLOAT32, INT8
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_directory import ENGINES_DIRECTORY, list_engine_names, model_digest
-from dragoman.inference.engine_trust import is_trusted
-from dragoman.runtime.threads import map_in_threads
+from dragoman.inference.trusted_engines import is_trusted
+from dragoman.runtime.thread_map import map_in_threads
 from dragoman.storage import manifest
 from dragoman.storage.atomic import read_regular, replace_file
-from dragoman.storage.cache import cache_dir, make_private_directory, trust_problem
+from dragoman.storage.cache_directory import cache_dir, make_private_directory, trust_problem
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 from dragoman.decoding.hypothesis import Hypothesis
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.pairwise_scores import PairwiseMetric
+    from dragoman.evaluate.pairwise_metrics import PairwiseMetric
 
 
 class RankedCandidates(NamedTuple):

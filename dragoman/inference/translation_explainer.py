@@ -13,14 +13,7 @@ from dragoman.config.directions import Direction
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
-from dragoman.explain.attention_heads import (
-    ablate_heads,
-    head_batches,
-    heads_switched_off,
-    measure_head_batch,
-    select_heads,
-)
-from dragoman.explain.attention_maps import locate_sites
+from dragoman.explain.attention_capture import locate_sites
 from dragoman.explain.attribution import attribute_tokens, attribution_fields
 from dragoman.explain.explanation import Ablation, Array, Attribution
 from dragoman.explain.explanation_builder import (
@@ -32,14 +25,21 @@ from dragoman.explain.explanation_builder import (
     model_digest,
     plain_logits,
 )
+from dragoman.explain.head_analysis import (
+    ablate_heads,
+    head_batches,
+    heads_switched_off,
+    measure_head_batch,
+    select_heads,
+)
 from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.batch_translator import BatchTranslator
-from dragoman.inference.branches import branch_prefix, compute_branches, list_branches
+from dragoman.inference.counterfactuals import branch_prefix, compute_branches, list_branches
 from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine import Engine
+from dragoman.inference.line_segments import Segment, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.translation import Segment, iter_texts, split_lines
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import EOS

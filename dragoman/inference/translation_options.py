@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.config import DecodeConfig, list_settings
-from dragoman.config.engine_options import utility_problem
+from dragoman.config.engine_names import utility_problem
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import SearchStrategy
+from dragoman.decoding.search_strategy import SearchStrategy
 from dragoman.errors import ConfigError, suggest_name
 
 _SETTINGS = {each.name: each.setting for each in list_settings(DecodeConfig)}
@@ -28,7 +28,7 @@ _INTEGER_OPTIONS = {
     "beam": (1, MAX_BEAM, True),
     "nbest": (1, MAX_BEAM, False),
     "batch_size": (1, None, True),
-    "window": (1, None, False),
+    "buffer_size": (1, None, False),
     "top_k": (0, None, False),
     "seed": (0, None, False),
     "no_repeat_ngram_size": (0, None, False),
@@ -64,7 +64,7 @@ class TranslationOptions:
     # (64 by default) or, with `beam`, of the hypotheses of that beam.
     mbr: str | None = None
     samples: int | None = None
-    window: int = (
+    buffer_size: int = (
         2048  # lines batched together by length; 1 translates each before the next is read
     )
 

@@ -15,32 +15,31 @@ from dragoman.bundle.format import box_path
 from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
-from dragoman.decoding.padded_batch import group_by_length
-from dragoman.decoding.search import SearchStrategy
+from dragoman.decoding.search_strategy import SearchStrategy
+from dragoman.decoding.source_batch import group_by_length
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate.confidence import ConfidenceMap
+from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
-from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
-from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.pair_scores import PairScore, score_pairs
-from dragoman.inference.translation import (
+from dragoman.inference.line_buffer import FIRST_BUFFER_LINES, LineBuffers
+from dragoman.inference.line_segments import (
     Segment,
     SegmentedLine,
-    Translation,
-    add_confidence,
     check_text_iterable,
     iter_texts,
     split_lines,
 )
+from dragoman.inference.native_engine import NativeEngine
+from dragoman.inference.translation import Translation, add_confidence
 from dragoman.inference.translation_explainer import TranslationExplainer
 from dragoman.inference.translation_options import TranslationOptions, parse_options
+from dragoman.inference.translation_scores import PairScore, score_pairs
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
-from dragoman.runtime.threads import map_in_threads
+from dragoman.runtime.thread_map import map_in_threads
 from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers
 
@@ -239,8 +238,9 @@ class Translator(TranslationExplainer):
         """Translate texts, in order; the options are the fields of `TranslationOptions`."""
         chosen = parse_options({"return_scores": False, **options})
         given = list(iter_texts(check_text_iterable(texts)))
-        windows = (given[at : at + chosen.window] for at in range(0, len(given), chosen.window))
-        return [each.text for each in self._translate_windows(windows, chosen, text_only=True)]
+        size = chosen.buffer_size
+        buffers = (given[at : at + size] for at in range(0, len(given), size))
+        return [each.text for each in self._translate_buffers(buffers, chosen, text_only=True)]
 
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translate lines as they come, in order, each as soon as it and those before it are ready.
@@ -249,21 +249,21 @@ class Translator(TranslationExplainer):
         list, a regular file, or an iterable with a method `ready` that returns True.
         """
         chosen = parse_options(options)
-        windows: LineWindows[str] = LineWindows(
-            check_text_iterable(lines), first=FIRST_WINDOW_LINES, max_lines=chosen.window
+        buffers: LineBuffers[str] = LineBuffers(
+            check_text_iterable(lines), first=FIRST_BUFFER_LINES, max_lines=chosen.buffer_size
         )
-        return self._stream(windows, chosen)
+        return self._stream(buffers, chosen)
 
     def _stream(
-        self, windows: LineWindows[str], options: TranslationOptions
+        self, buffers: LineBuffers[str], options: TranslationOptions
     ) -> Iterator[Translation]:
-        """Translate windows of lines; those available together share the engine's queue."""
+        """Translate buffers of lines; those available together share the engine's queue."""
         line_numbers = itertools.count()
         # Samples, and what is chosen from them, are less probable than what a search finds.
         searched = not options.sample and options.mbr is None
         calibration = self.calibration if searched else None
-        for available in windows:
-            for each in self._translate_windows(available, options, line_numbers=line_numbers):
+        for available in buffers:
+            for each in self._translate_buffers(available, options, line_numbers=line_numbers):
                 yield each if calibration is None else add_confidence(each, calibration)
 
     def score(
@@ -292,15 +292,15 @@ class Translator(TranslationExplainer):
             directions=self._choose_directions(sources, chosen),
         )
 
-    def _translate_windows(
+    def _translate_buffers(
         self,
-        windows: Iterable[Sequence[str]],
+        buffers: Iterable[Sequence[str]],
         options: TranslationOptions,
         *,
         line_numbers: Iterator[int] | None = None,
         text_only: bool = False,
     ) -> Iterator[Translation]:
-        """Translate windows of texts by batches; yield lines in order once complete."""
+        """Translate buffers of texts by batches; yield lines in order once complete."""
         strategy = options.strategy(self.config.decode)
         engine = self._batch_translator.select_engine(
             strategy,
@@ -311,7 +311,7 @@ class Translator(TranslationExplainer):
         numbers = itertools.count() if line_numbers is None else line_numbers
 
         def batches() -> Iterator[list[Segment]]:
-            for texts in windows:
+            for texts in buffers:
                 lines = split_lines(
                     texts,
                     self.tokenizers.src,

@@ -14,7 +14,7 @@ from dragoman.errors import ConfigError
 from dragoman.registry import catalogue
 from dragoman.runs.auto_config import choose_config, measure_corpus
 from dragoman.runs.data_preparation import open_corpora, prepare_data
-from dragoman.runs.estimate import measure_random_throughput
+from dragoman.runs.resource_estimate import measure_random_throughput
 from dragoman.runtime.device import select_train_device
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.progress import QuietProgress

@@ -70,11 +70,11 @@ from dragoman.lab.trial_report import (
 )
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import apply_step_count
-from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.model_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.training_run import train
 from dragoman.runtime import signals
-from dragoman.runtime.memory import is_out_of_memory, release_memory
 from dragoman.runtime.optional_packages import require_packages
+from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.storage.atomic import replace_file
 from dragoman.storage.disk import os_errors_converted, require_writable
 from dragoman.storage.lock import DirectoryLock

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.explain.figures import (
+from dragoman.explain.figure_style import (
     FAINT,
     MARKERS,
     PALETTE,

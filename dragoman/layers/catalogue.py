@@ -7,17 +7,23 @@ from dragoman.registry import Entry, Registry
 NORMS = Registry(
     "norm",
     layer=Entry(
-        "dragoman.layers.norms:LayerNorm",
+        "dragoman.layers.norms_and_residuals:LayerNorm",
         "Layer normalization (Ba et al. 2016).",
     ),
-    rms=Entry("dragoman.layers.norms:RMSNorm", "RMS normalization (Zhang and Sennrich 2019)."),
-    t5=Entry("dragoman.layers.norms:T5Norm", "RMS normalization as in T5, always in float32."),
+    rms=Entry(
+        "dragoman.layers.norms_and_residuals:RMSNorm",
+        "RMS normalization (Zhang and Sennrich 2019).",
+    ),
+    t5=Entry(
+        "dragoman.layers.norms_and_residuals:T5Norm",
+        "RMS normalization as in T5, always in float32.",
+    ),
     scale=Entry(
-        "dragoman.layers.norms:ScaleNorm",
+        "dragoman.layers.norms_and_residuals:ScaleNorm",
         "ScaleNorm: L2 normalization with one trained length.",
     ),
     batch=Entry(
-        "dragoman.layers.norms:BatchNorm",
+        "dragoman.layers.norms_and_residuals:BatchNorm",
         "Batch normalization, for comparison only.",
         exempt={"neighbours in training": "mean and variance are those of the whole batch"},
     ),
@@ -26,16 +32,18 @@ NORMS = Registry(
 RESIDUALS = Registry(
     "residual",
     post_norm=Entry(
-        "dragoman.layers.norms:PostNorm",
+        "dragoman.layers.norms_and_residuals:PostNorm",
         "Post-norm: normalize the sum, as in Vaswani et al. (2017).",
     ),
     pre_norm=Entry(
-        "dragoman.layers.norms:PreNorm",
+        "dragoman.layers.norms_and_residuals:PreNorm",
         "Pre-norm: normalize the sublayer's input; trains without warm-up.",
     ),
-    no_norm=Entry("dragoman.layers.norms:NoNorm", "A residual connection without a norm."),
+    no_norm=Entry(
+        "dragoman.layers.norms_and_residuals:NoNorm", "A residual connection without a norm."
+    ),
     scaled=Entry(
-        "dragoman.layers.norms:ScaledResidual",
+        "dragoman.layers.norms_and_residuals:ScaledResidual",
         "A residual connection scaled by sqrt(1/2), without a norm, as in ConvS2S.",
     ),
 )

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.ops.pooling import mean_pool
-from dragoman.ops.rnn import (
+from dragoman.ops.fused_rnn import (
     gru_cell,
     last_real,
     layer_weights,
     lstm_cell,
     run_rnn,
 )
+from dragoman.ops.masked_pooling import mean_pool
 from dragoman.ops.sru import sru_scan
 
 RNNState = dict[str, Tensor]  # hidden state, and cell of an LSTM: (B, layers, D)

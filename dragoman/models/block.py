@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.layers.norms import Residual
-from dragoman.models.context import ForwardContext
+from dragoman.layers.norms_and_residuals import Residual
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 from dragoman.registry import catalogue
 
 

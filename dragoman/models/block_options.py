@@ -1,7 +1,8 @@
 """Options of the blocks, as in `lstm(attention=additive)`, and their rules; needs no torch.
 
-Each block's entry in `models/catalogue.py` names its class. The fields are the keyword arguments of
-the block's `build` (a test compares the two), declared like settings: type, default, range, help.
+Each block's entry in `models/block_catalogue.py` names its class. The fields are the keyword
+arguments of the block's `build` (a test compares the two), declared like settings: type, default,
+range, help.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dragoman.attention.lsh_buckets import bucket_problem
+from dragoman.attention.lsh_bucket_count import bucket_problem
 from dragoman.config import ModelConfig
 from dragoman.config.setting import setting
 from dragoman.errors import ConfigError
-from dragoman.models.block_spec import OptionValue, parse_blocks
+from dragoman.models.block_parser import OptionValue, parse_blocks
 from dragoman.registry import catalogue
 
 HEAD_SETTINGS = ("heads", "head_width", "value_width", "kv_heads", "qk_norm", "talking_heads")

@@ -15,34 +15,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.attention.gates import FeatureGate
-from dragoman.attention.pooling import (
+from dragoman.attention.attention_pooling import (
     AttentionPooling,
     Pooled,
     StructuredPooling,
     overlap_penalty,
 )
+from dragoman.attention.softmax_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.layers.embedding import StackInput
-from dragoman.layers.pooling import (
-    LabelAttention,
-    LabelNames,
-    LabelOutput,
-    LastBidirectionalPooling,
-    LastPooling,
-    MaxPooling,
-    MeanPooling,
-    NameMatches,
-)
-from dragoman.layers.text_features import (
+from dragoman.layers.classifier_features import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,
     WordEmbedding,
 )
-from dragoman.models.context import ForwardContext
+from dragoman.layers.embedding import StackInput
+from dragoman.layers.label_attention import LabelAttention, LabelNames, LabelOutput, NameMatches
+from dragoman.layers.sequence_pooling import (
+    LastBidirectionalPooling,
+    LastPooling,
+    MaxPooling,
+    MeanPooling,
+)
 from dragoman.models.factory import build_stack, build_stack_input
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.pooling import AttentionPooling
+from dragoman.attention.attention_pooling import AttentionPooling
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.layers.pooling import NameMatches
+from dragoman.layers.label_attention import NameMatches
 from dragoman.models.classifier import (
     ClassifierModel,
     ClassifierSizes,
@@ -19,8 +19,8 @@ from dragoman.models.classifier import (
     initialize_classifier,
     pooled_width,
 )
-from dragoman.models.context import ForwardContext
 from dragoman.models.factory import build_stack
+from dragoman.models.forward_context import ForwardContext
 from dragoman.text.special_tokens import UNK
 
 # Poolings of documents that have no meaning for the words of one sentence.

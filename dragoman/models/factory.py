@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 from dragoman.attention.absolute_positions import Positions
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
-from dragoman.layers.convolution import ConvS2SLinear, WeightNormWeight
 from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
+from dragoman.layers.gated_convolution import ConvS2SLinear, WeightNormWeight
 from dragoman.models.block import Block, BuildContext
-from dragoman.models.block_rules import resolve_block, stack_problems
-from dragoman.models.block_spec import parse_blocks
-from dragoman.models.catalogue import BLOCKS
+from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_validation import resolve_block, stack_problems
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.prefix_lm import PrefixLM

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.lsh import LSHAttention
-from dragoman.attention.lsh_buckets import default_buckets
+from dragoman.attention.lsh_bucket_count import default_buckets
 from dragoman.attention.recorder import has_hooks
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import ChunkedFeedForward
-from dragoman.layers.norms import PreNorm
+from dragoman.layers.norms_and_residuals import PreNorm
 from dragoman.layers.reversible import (
     ReversibleSublayer,
     SavedDecisions,
@@ -24,8 +24,8 @@ from dragoman.layers.reversible import (
 )
 from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import ReformerOptions
-from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.transformer import (
     TransformerLayer,
     build_cross_attention,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.config.sets import SetsConfig
-from dragoman.layers.glyphs import GlyphEncoder
+from dragoman.config.set_task import SetsConfig
+from dragoman.layers.glyph_encoder import GlyphEncoder
 from dragoman.models.block import Block
-from dragoman.models.context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.set_blocks import (
     POOLINGS,

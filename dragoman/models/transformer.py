@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.layers.norms import Residual
+from dragoman.layers.norms_and_residuals import Residual
 from dragoman.models.block import (
     Block,
     BuildContext,
@@ -25,8 +25,8 @@ from dragoman.models.block_options import (
     FeedForwardOptions,
     TransformerOptions,
 )
-from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 from dragoman.registry import catalogue
 
 

@@ -2,7 +2,7 @@
 
 operation              fused forms                                    plain reference
 attend                 PyTorch's SDPA, short_attention, windows       attend_reference
-attend_packed          packed_attention                               attend
+attend_packed          qkv_packed_attention                           attend
 dropout                hashed dropout under torch.compile             F.dropout
 dropout_add_norm       one backward kernel under torch.compile        layer_norm(x + dropout(y))
 layer_norm, rms_norm   bf16 kernels without autocast's casts          F.layer_norm, F.rms_norm
@@ -23,7 +23,7 @@ a GPU are imported by the inference engines from their modules: `beam_attention`
 
 from __future__ import annotations
 
-from dragoman.ops import packed_attention, short_attention  # noqa: F401 - register operators
+from dragoman.ops import qkv_packed_attention, short_attention  # noqa: F401 - register operators
 from dragoman.ops.attention import (
     AttentionOutput,
     attend,
@@ -32,7 +32,10 @@ from dragoman.ops.attention import (
     build_attention_mask,
     masked_softmax,
 )
-from dragoman.ops.cross_entropy import (
+from dragoman.ops.dropout import dropout, locked_dropout
+from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
+from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
+from dragoman.ops.linear_cross_entropy import (
     IGNORE_INDEX,
     ConsistencyWeights,
     CrossEntropyOutput,
@@ -40,9 +43,6 @@ from dragoman.ops.cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
-from dragoman.ops.dropout import dropout, locked_dropout
-from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
-from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
 from dragoman.ops.relative_shift import shift_causal
 
 __all__ = [

@@ -100,12 +100,12 @@ def attend_packed(
     """
     cuda_graphs = _can_use_short_kernels(packed_query, cuda_graphs)
     if cuda_graphs:
-        from dragoman.ops import packed_attention  # here: that module imports this one
+        from dragoman.ops import qkv_packed_attention  # here: that module imports this one
 
-        if packed_attention.is_supported(
+        if qkv_packed_attention.is_supported(
             packed_query, packed_key_value, heads=heads, mask=mask, dropout=dropout
         ):
-            return packed_attention.attend(
+            return qkv_packed_attention.attend(
                 packed_query, packed_key_value, heads=heads, mask=mask, causal=causal
             )
     query, key, value = split_heads(packed_query, packed_key_value, heads)

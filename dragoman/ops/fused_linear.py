@@ -71,10 +71,10 @@ def _relu_backward(grad_output: Tensor, relu_output: Tensor) -> tuple[Tensor, Te
     """
 
     def fused() -> tuple[Tensor, Tensor]:
-        from dragoman.ops.triton import linear_relu_kernel
+        from dragoman.ops.triton import relu_backward_kernel
 
         found = _empty_relu_grads(grad_output, relu_output)
-        linear_relu_kernel.relu_backward(grad_output.contiguous(), relu_output, *found)
+        relu_backward_kernel.relu_backward(grad_output.contiguous(), relu_output, *found)
         return found
 
     def reference() -> tuple[Tensor, Tensor]:

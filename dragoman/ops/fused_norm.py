@@ -211,10 +211,10 @@ def _backward(
     """
 
     def fused() -> tuple[Tensor, Tensor, Tensor]:
-        from dragoman.ops.triton import dropout_add_norm_kernel
+        from dragoman.ops.triton import dropout_add_norm_backward_kernel
 
         found = _empty_grads(grad_output, residual_sum)
-        dropout_add_norm_kernel.backward(
+        dropout_add_norm_backward_kernel.backward(
             grad_output, residual_sum, seeds, weight, *found, p=p, epsilon=epsilon
         )
         return found

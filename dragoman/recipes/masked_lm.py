@@ -7,7 +7,7 @@ layers. Values without a remark are ours.
 from __future__ import annotations
 
 from dragoman.config import Config, ModelConfig, TextConfig, TrainConfig
-from dragoman.config.language import LanguageConfig
+from dragoman.config.language_model import LanguageConfig
 
 
 def devlin2019() -> Config:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.bundle.bundle import read_identifier
 from dragoman.bundle.format import LANGUAGE_ID, TEXT_FILES
+from dragoman.bundle.translation_bundle import read_identifier
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.config.config import file_names
 from dragoman.config.directions import list_languages, parse_directions
@@ -28,11 +28,11 @@ from dragoman.data.corpus import (
 from dragoman.data.store_builder import BuildProgress, check_files_unchanged
 from dragoman.data.token_store import TokenStore, prepared_data_directory
 from dragoman.errors import BundleError
-from dragoman.runs.output_directory import DataFile, require_same_files
+from dragoman.runs.model_directory import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
 from dragoman.storage.atomic import replace_file
-from dragoman.storage.cache import make_private_directory
+from dragoman.storage.cache_directory import make_private_directory
 from dragoman.storage.disk import os_errors_converted
 from dragoman.storage.manifest import canonical_json
 from dragoman.text.language_id import LanguageIdentifier

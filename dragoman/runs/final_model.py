@@ -11,14 +11,18 @@ from torch import Tensor
 from dragoman.bundle import Card, CardScore
 from dragoman.bundle.card import format_command
 from dragoman.bundle.golden import GoldenInput
-from dragoman.checkpoint.averaging import average_weights
 from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
+from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.corpus import SentencePair
 from dragoman.errors import CorruptError
-from dragoman.evaluate.confidence import ConfidenceMap, TranslationTokens, fit_confidence
 from dragoman.evaluate.metrics import sentence_chrf
+from dragoman.evaluate.translation_confidence import (
+    ConfidenceMap,
+    TranslationTokens,
+    fit_confidence,
+)
 from dragoman.inference import Translation
 from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.time_budget import TimeBudget

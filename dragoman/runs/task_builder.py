@@ -22,12 +22,12 @@ from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.batch_plan import Cursor, Plan
 from dragoman.data.collate import TensorBatch
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record, open_records
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record, open_records
 from dragoman.errors import ConfigError, DataError
-from dragoman.runs.builder import DataSummary, RunBuilder
-from dragoman.runs.output_directory import DataFile, require_same_files
+from dragoman.runs.model_directory import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
+from dragoman.runs.translation_builder import DataSummary, RunBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.atomic import replace_file
@@ -48,8 +48,8 @@ class PreparedTask(NamedTuple):
     """The task of a run with its encoded examples."""
 
     task: TrainingTask
-    train: ExampleStore
-    valid: ExampleStore | None
+    train: InMemoryExamples
+    valid: InMemoryExamples | None
     golden: list[Any]  # inputs of the golden vectors
     files: list[DataFile]  # the files read, with their hashes
     written: list[Path]  # new folders of a cache: none
@@ -155,7 +155,7 @@ def _split_records(
     return others, held_out
 
 
-def _describe_skipped(store: ExampleStore) -> str:
+def _describe_skipped(store: InMemoryExamples) -> str:
     """Return how many examples were left out, and why."""
     return ", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items() if count)
 
@@ -223,7 +223,7 @@ class TaskBuilder(RunBuilder):
         return None if store is None else lambda model: self._evaluate(model, store)
 
     def _evaluate(
-        self, model: nn.Module, store: ExampleStore, *, quiet: bool = False
+        self, model: nn.Module, store: InMemoryExamples, *, quiet: bool = False
     ) -> dict[str, float]:
         return self.task.evaluate(
             model,
@@ -252,7 +252,7 @@ class TaskBuilder(RunBuilder):
         each = max(0.0, more - few) / max(1, most - fewest)
         return more + each * (len(store) - most)
 
-    def _time_evaluation(self, model: nn.Module, store: ExampleStore) -> float:
+    def _time_evaluation(self, model: nn.Module, store: InMemoryExamples) -> float:
         """Return the seconds of an evaluation, after one for warm-up."""
         self._evaluate(model, store, quiet=True)
         began = time.monotonic()

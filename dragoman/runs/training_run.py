@@ -27,14 +27,7 @@ from dragoman.runs.auto_config import (
     limit_steps,
     measure_corpus,
 )
-from dragoman.runs.builder import RunBuilder, TranslationBuilder
 from dragoman.runs.data_preparation import PreparedData, open_corpora, prepare_data
-from dragoman.runs.estimate import (
-    RunEstimate,
-    estimate_run,
-    measure_random_throughput,
-    require_model_fits_memory,
-)
 from dragoman.runs.final_model import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
@@ -45,9 +38,16 @@ from dragoman.runs.finetune import (
     record_extension,
     require_same_model,
 )
-from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.model_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.resource_estimate import (
+    RunEstimate,
+    estimate_run,
+    measure_random_throughput,
+    require_model_fits_memory,
+)
 from dragoman.runs.task_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
+from dragoman.runs.translation_builder import RunBuilder, TranslationBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.device import (
     CPU,
@@ -55,7 +55,7 @@ from dragoman.runtime.device import (
     select_train_device,
     warn_cpu_fallback,
 )
-from dragoman.runtime.memory import is_out_of_memory, release_memory
+from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
 from dragoman.training.progress import Progress, QuietProgress

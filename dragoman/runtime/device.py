@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import torch
 
-from dragoman.config.engine_options import check_device
+from dragoman.config.engine_names import check_device
 from dragoman.errors import ConfigError
-from dragoman.runtime.memory import is_out_of_memory, release_memory
+from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from dragoman.errors import BundleError, DivergedError
 from dragoman.storage.atomic import Bytes, FileRecord, native_path, open_regular, write_file
+from dragoman.storage.int8_weights import SCALE_SUFFIX, dequantize_tensors, is_quantizable
 from dragoman.storage.manifest import corrupt_file_error, reject_duplicate_keys
 
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_TENSORS = 100_000
-SCALE_SUFFIX = ".scale"
-
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -74,47 +73,13 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
                 )
 
 
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize a matrix (E, D) to int8 values and a scale for each row (E,)."""
-    scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
-    return (weight / scales.unsqueeze(1)).round_().clamp_(-127, 127), scales
-
-
-def quantize_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights for storage in int8; vectors, such as biases and norms, stay as they are."""
-    stored = {}
-    for name, tensor in tensors.items():
-        if _is_quantizable(tensor):
-            rows, scales = quantize_rows(tensor.detach().float().flatten(1))
-            stored[name] = rows.to(torch.int8).view(tensor.shape)
-            stored[f"{name}{SCALE_SUFFIX}"] = scales
-        else:
-            stored[name] = tensor
-    return stored
-
-
-def dequantize_tensors(
-    stored: dict[str, Tensor], expected: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return stored weights in float32, one after the other, so that few are held twice."""
-    for name, tensor in expected.items():
-        if stored[name].dtype == torch.int8 and _is_quantizable(tensor):
-            values, scales = stored[name], stored.pop(f"{name}{SCALE_SUFFIX}")
-            stored[name] = values * scales.view(-1, *[1] * (values.dim() - 1))
-    return stored
-
-
-def _is_quantizable(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dim() >= 2 and tensor.numel() > 0
-
-
 def _stored_tensors(
     header: Mapping[str, TensorInfo], expected: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the expected weights as meta tensors, in int8 with scales where the file has int8."""
     stored = dict(expected)
     for name, tensor in expected.items():
-        if name in header and header[name].dtype == "I8" and _is_quantizable(tensor):
+        if name in header and header[name].dtype == "I8" and is_quantizable(tensor):
             # Not empty_like, which imports sympy for meta tensors.
             stored[name] = torch.empty(tensor.shape, dtype=torch.int8, device="meta")
             stored[f"{name}{SCALE_SUFFIX}"] = torch.empty(len(tensor), device="meta")

@@ -14,17 +14,17 @@ from torch import nn
 
 from dragoman.config import Config
 from dragoman.data.batch_plan import BatchPlan, Plan, smallest_fitting_shape
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record
 from dragoman.registry import catalogue
 from dragoman.runtime import signals
 
 if TYPE_CHECKING:  # loading a model imports no part of training
     from dragoman.training.mixed_precision import Precision
     from dragoman.training.progress import Progress
-    from dragoman.training.task import Loss
+    from dragoman.training.task_protocol import Loss
 
 EVALUATION_BATCH_TOKENS = 16_000  # padded; without gradients, so it fits wherever training does
 NUM_GOLDEN_INPUTS = 3
@@ -79,7 +79,7 @@ class TrainingTask(abc.ABC):
         """Return the files of a bundle's text/ folder, by name (see bundle/format.py)."""
 
     @abc.abstractmethod
-    def encode(self, records: Iterable[Record]) -> ExampleStore:
+    def encode(self, records: Iterable[Record]) -> InMemoryExamples:
         """Return the records as arrays of ids; raise DataError for a bad one."""
 
     @classmethod
@@ -87,7 +87,7 @@ class TrainingTask(abc.ABC):
         """Whether examples are generated, so that no training file is needed."""
         return False
 
-    def generate(self, part: str) -> ExampleStore:
+    def generate(self, part: str) -> InMemoryExamples:
         """Return the generated examples of "train", "valid" or "test"."""
         raise NotImplementedError
 
@@ -97,20 +97,20 @@ class TrainingTask(abc.ABC):
     def build_model(self) -> nn.Module:
         """Build the model, with weights from torch's random number generator."""
 
-    def plan(self, store: ExampleStore, *, batch_tokens: int, seed: int) -> Plan:
+    def plan(self, store: InMemoryExamples, *, batch_tokens: int, seed: int) -> Plan:
         """Assign examples to batches of similar lengths."""
         lengths = np.maximum(self.lengths(store), 1)
         # The plan counts an EOS token on each side; the second side is empty.
         return BatchPlan(lengths - 1, np.zeros_like(lengths), batch_tokens=batch_tokens, seed=seed)
 
-    def lengths(self, store: ExampleStore) -> NDArray[np.int64]:
+    def lengths(self, store: InMemoryExamples) -> NDArray[np.int64]:
         """Return the padded length that an example needs, for batches of similar lengths."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def collate(
         self,
-        store: ExampleStore,
+        store: InMemoryExamples,
         examples: NDArray[np.int64],
         *,
         shapes: Sequence[BatchShape] = (),
@@ -129,7 +129,7 @@ class TrainingTask(abc.ABC):
     def evaluate(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -140,7 +140,7 @@ class TrainingTask(abc.ABC):
     def evaluate_in_detail(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -154,7 +154,7 @@ class TrainingTask(abc.ABC):
     def finish(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -211,7 +211,7 @@ def padded_length(shapes: Sequence[BatchShape], longest: int) -> int:
 
 def evaluation_batches(
     task: TrainingTask,
-    store: ExampleStore,
+    store: InMemoryExamples,
     *,
     device: torch.device,
     progress: Progress,

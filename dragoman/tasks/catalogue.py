@@ -6,9 +6,9 @@ from dragoman.registry import Entry, Registry
 
 TASKS = Registry(
     "task",
-    language=Entry("dragoman.tasks.language:LanguageTask", "Language modeling"),
+    language=Entry("dragoman.tasks.language_model:LanguageTask", "Language modeling"),
     classify=Entry("dragoman.tasks.classification:ClassificationTask", "Classification of texts"),
     tag=Entry("dragoman.tasks.tagging:TaggingTask", "Tagging of words or characters"),
-    pairs=Entry("dragoman.tasks.pairs:PairsTask", "Relation of two sentences"),
+    pairs=Entry("dragoman.tasks.sentence_pairs:PairsTask", "Relation of two sentences"),
     sets=Entry("dragoman.tasks.sets:SetsTask", "Functions of sets"),
 )

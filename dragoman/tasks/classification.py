@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from dragoman.config import Config
 from dragoman.data.batch_plan import BatchPlan, Plan
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record
 from dragoman.evaluate.classification import score_classes, tune_thresholds
 from dragoman.models.classifier import (
     ClassifierModel,
@@ -36,8 +36,8 @@ from dragoman.tasks.base import (
     evaluation_batches,
     padded_length,
 )
-from dragoman.tasks.classification_text import (
-    ClassificationText,
+from dragoman.tasks.classification_preprocessor import (
+    ClassificationPreprocessor,
     TargetReader,
     TokenizedDocument,
     lowercased,
@@ -47,7 +47,7 @@ from dragoman.text.special_tokens import UNK
 from dragoman.text.vocabulary import (
     Labels,
 )
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:
     from dragoman.training.mixed_precision import Precision
@@ -110,9 +110,9 @@ class ClassificationTask(TrainingTask):
         "micro_f1": True,
         "calibration_error": False,
     }
-    text: ClassificationText
+    text: ClassificationPreprocessor
 
-    def __init__(self, config: Config, text: ClassificationText) -> None:
+    def __init__(self, config: Config, text: ClassificationPreprocessor) -> None:
         super().__init__(config, text)
         weights = _class_weights(config.classify.class_weights, text)
         self._class_weights = None if weights is None else torch.from_numpy(weights)
@@ -126,14 +126,14 @@ class ClassificationTask(TrainingTask):
     # Text
 
     @classmethod
-    def fit_text(cls, config: Config, records: ReadRecords) -> ClassificationText:
+    def fit_text(cls, config: Config, records: ReadRecords) -> ClassificationPreprocessor:
         """Return vocabulary, labels, n-grams and word vectors of the training records."""
-        return ClassificationText.fit(config, records)
+        return ClassificationPreprocessor.fit(config, records)
 
     @classmethod
-    def load_text(cls, config: Config, files: Mapping[str, bytes]) -> ClassificationText:
+    def load_text(cls, config: Config, files: Mapping[str, bytes]) -> ClassificationPreprocessor:
         """Return what `text_files` wrote; raise BundleError for a file that is not valid."""
-        return ClassificationText.load(config, files)
+        return ClassificationPreprocessor.load(config, files)
 
     def text_files(self) -> dict[str, bytes]:
         """Return the files of a bundle's text/ folder."""
@@ -157,7 +157,7 @@ class ClassificationTask(TrainingTask):
 
     # Examples
 
-    def encode(self, records: Iterable[Record]) -> ExampleStore:
+    def encode(self, records: Iterable[Record]) -> InMemoryExamples:
         """Return labelled records as arrays of ids; raise DataError for a bad one."""
         targets = TargetReader(self.config)
         labels, auxiliary, attributes = [], [], []
@@ -180,14 +180,14 @@ class ClassificationTask(TrainingTask):
             values["attributes"] = np.array(attributes, np.float32).reshape(
                 len(attributes), len(self.text.attributes)
             )
-        return ExampleStore(sequences=sequences, values=values)
+        return InMemoryExamples(sequences=sequences, values=values)
 
-    def encode_texts(self, texts: Iterable[str]) -> ExampleStore:
+    def encode_texts(self, texts: Iterable[str]) -> InMemoryExamples:
         """Return texts without labels as arrays of ids."""
         sequences = self._encode_texts(texts)
         count = len(sequences["words"])
         shape = (count, len(self.text.labels)) if self.text.multi_label else (count,)
-        return ExampleStore(
+        return InMemoryExamples(
             sequences=sequences, values={"labels": np.full(shape, UNLABELED, np.int64)}
         )
 
@@ -246,11 +246,11 @@ class ClassificationTask(TrainingTask):
         shape = (len(labels), width) if self.text.multi_label else (len(labels),)
         return np.array(labels, np.int64).reshape(shape)
 
-    def lengths(self, store: ExampleStore) -> NDArray[np.int64]:
+    def lengths(self, store: InMemoryExamples) -> NDArray[np.int64]:
         """Return the number of tokens of each text, or of sentences of a document."""
         return store.lengths("sentences" if self.config.classify.hierarchical else "words")
 
-    def plan(self, store: ExampleStore, *, batch_tokens: int, seed: int) -> Plan:
+    def plan(self, store: InMemoryExamples, *, batch_tokens: int, seed: int) -> Plan:
         """Assign texts to batches of similar lengths; documents by their sentences."""
         if not self.config.classify.hierarchical:
             return super().plan(store, batch_tokens=batch_tokens, seed=seed)
@@ -264,7 +264,7 @@ class ClassificationTask(TrainingTask):
 
     def collate(
         self,
-        store: ExampleStore,
+        store: InMemoryExamples,
         examples: NDArray[np.int64],
         *,
         shapes: Sequence[BatchShape] = (),
@@ -297,7 +297,7 @@ class ClassificationTask(TrainingTask):
         )
 
     def _pad_documents(
-        self, store: ExampleStore, examples: NDArray[np.int64], shapes: Sequence[BatchShape]
+        self, store: InMemoryExamples, examples: NDArray[np.int64], shapes: Sequence[BatchShape]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return words (B, N, W) and the words of each sentence (B, N)."""
         counts = store.lengths("sentences")[examples]
@@ -314,7 +314,7 @@ class ClassificationTask(TrainingTask):
         return words, lengths
 
     def _pad_ngrams(
-        self, store: ExampleStore, examples: NDArray[np.int64], tokens: int
+        self, store: InMemoryExamples, examples: NDArray[np.int64], tokens: int
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the n-grams (B, K) of texts of so many padded tokens, and their values."""
         if self.text.ngrams is None:
@@ -429,7 +429,7 @@ class ClassificationTask(TrainingTask):
     def evaluate(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -443,7 +443,7 @@ class ClassificationTask(TrainingTask):
     def evaluate_in_detail(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -467,7 +467,7 @@ class ClassificationTask(TrainingTask):
     def finish(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -486,7 +486,7 @@ class ClassificationTask(TrainingTask):
     def logits(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -515,7 +515,7 @@ class ClassificationTask(TrainingTask):
         best = probabilities.argmax(axis=1)
         return np.asarray(np.arange(probabilities.shape[1]) == best[:, None])
 
-    def expected(self, store: ExampleStore) -> NDArray[np.bool_]:
+    def expected(self, store: InMemoryExamples) -> NDArray[np.bool_]:
         """Return the labels of a store as (N, C)."""
         labels = store.values["labels"]
         if self.text.multi_label:
@@ -580,7 +580,7 @@ def _index(record: Record, labels: Labels, name: str, what: str) -> int:
     return labels.index(name)
 
 
-def _class_weights(kind: str, text: ClassificationText) -> NDArray[np.float32] | None:
+def _class_weights(kind: str, text: ClassificationPreprocessor) -> NDArray[np.float32] | None:
     """Return the weight of each class, or of the examples that have a label; None for 1.
 
     Balanced classes weigh N / (C n_c), so that each has the same total; examples that have a label
@@ -594,7 +594,7 @@ def _class_weights(kind: str, text: ClassificationText) -> NDArray[np.float32] |
     return (text.examples / (len(counts) * counts)).astype(np.float32)
 
 
-def _prior_logits(text: ClassificationText) -> NDArray[np.float32]:
+def _prior_logits(text: ClassificationPreprocessor) -> NDArray[np.float32]:
     """Return the logits of the classes' frequencies in the training data, smoothed by one half."""
     counts = np.array(text.label_counts, np.float64) + 0.5
     if text.multi_label:

@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config
-from dragoman.config.sets import SetsConfig
+from dragoman.config.set_task import SetsConfig
 from dragoman.data.batch_plan import Plan
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.generated_sets import (
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import Record
+from dragoman.data.set_dataset import FileSets, GeneratedPlan, GeneratedSets, SetStore
+from dragoman.data.synthetic_sets import (
     PROBLEMS,
     ClusteringProblem,
     GeneratedProblem,
     SetArrays,
     UniqueProblem,
 )
-from dragoman.data.records import Record
-from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.errors import BundleError, DataError
-from dragoman.layers.glyphs import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
+from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
 from dragoman.models.set_transformer import build_set_transformer
 from dragoman.runtime import signals
 from dragoman.tasks.base import (
@@ -48,7 +48,7 @@ from dragoman.tasks.set_objectives import (
     SetObjective,
 )
 from dragoman.text.vocabulary import Labels
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:  # loading a model imports no trainer
     from dragoman.training.mixed_precision import Precision
@@ -209,20 +209,20 @@ class SetsTask(TrainingTask):
             images=self.objective.images,
         )
 
-    def plan(self, store: ExampleStore, *, batch_tokens: int, seed: int) -> Plan:
+    def plan(self, store: InMemoryExamples, *, batch_tokens: int, seed: int) -> Plan:
         """Assign examples to batches; generated ones never repeat."""
         if isinstance(store, GeneratedSets):
             return GeneratedPlan(store, batch_tokens=batch_tokens, seed=seed)
         return super().plan(store, batch_tokens=batch_tokens, seed=seed)
 
-    def lengths(self, store: ExampleStore) -> NDArray[np.int64]:
+    def lengths(self, store: InMemoryExamples) -> NDArray[np.int64]:
         """Return the sizes of the sets."""
         assert isinstance(store, SetStore), "sets are kept in a SetStore"
         return store.sizes(np.arange(len(store)))
 
     def collate(
         self,
-        store: ExampleStore,
+        store: InMemoryExamples,
         examples: NDArray[np.int64],
         *,
         shapes: Sequence[BatchShape] = (),
@@ -270,7 +270,7 @@ class SetsTask(TrainingTask):
     def evaluate(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dragoman.config import Config
 from dragoman.config.tag import FREQUENCY_TARGET
-from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
-from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import TAG_NAMES, TOKEN_NAMES, Record, find_field, find_text_field
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.record_reader import TAG_NAMES, TOKEN_NAMES, Record, find_field, find_text_field
 from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
 from dragoman.layers.crf import AllowedTransitions, TagLoss, token_cross_entropy
@@ -31,10 +31,15 @@ from dragoman.tasks.base import (
     padded_length,
 )
 from dragoman.text.tag_schemes import allowed_pairs, is_span_tag
-from dragoman.text.tagging_text import PLAIN, TaggedSentence, TaggingText, segment_tags
+from dragoman.text.tagging_preprocessor import (
+    PLAIN,
+    TaggedSentence,
+    TaggingPreprocessor,
+    segment_tags,
+)
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import Progress
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 
 CHARACTER_STEP = 8  # characters are padded to a multiple of it, so that few shapes occur
 MAX_GOLDEN_TOKENS = 60
@@ -99,9 +104,9 @@ class TaggingTask(TrainingTask):
     name = "tag"
     metrics: ClassVar[Mapping[str, bool]] = {"accuracy": True, "f1": True}
     unit = "sentences"
-    text: TaggingText
+    text: TaggingPreprocessor
 
-    def __init__(self, config: Config, text: TaggingText) -> None:
+    def __init__(self, config: Config, text: TaggingPreprocessor) -> None:
         super().__init__(config, text)
         self._find = find_fields(lambda record: _find_tag_fields(config, record))
         self._reads_characters = config.tag.characters != "none"
@@ -112,7 +117,7 @@ class TaggingTask(TrainingTask):
         )
 
     @classmethod
-    def fit_text(cls, config: Config, records: ReadRecords) -> TaggingText:
+    def fit_text(cls, config: Config, records: ReadRecords) -> TaggingPreprocessor:
         """Learn vocabularies, label sets and the tag scheme from the training records."""
         find = find_fields(lambda record: _find_tag_fields(config, record))
         sentences = list(read_sentences(config, records(), find))
@@ -122,12 +127,12 @@ class TaggingTask(TrainingTask):
                 found="none",
                 fix="check the files of --train",
             )
-        return TaggingText.build(config, sentences)
+        return TaggingPreprocessor.build(config, sentences)
 
     @classmethod
-    def load_text(cls, config: Config, files: Mapping[str, bytes]) -> TaggingText:
+    def load_text(cls, config: Config, files: Mapping[str, bytes]) -> TaggingPreprocessor:
         """Read the vocabularies and label sets of a bundle."""
-        return TaggingText.from_files(config, files)
+        return TaggingPreprocessor.from_files(config, files)
 
     def text_files(self) -> dict[str, bytes]:
         """Return the files of a bundle's text/ folder."""
@@ -167,11 +172,11 @@ class TaggingTask(TrainingTask):
                 ).to(table)
         return model
 
-    def encode(self, records: Iterable[Record]) -> ExampleStore:
+    def encode(self, records: Iterable[Record]) -> InMemoryExamples:
         """Return tagged sentences as arrays; raise DataError for a bad record."""
         return self.encode_sentences(read_sentences(self.config, records, self._find))
 
-    def encode_sentences(self, sentences: Iterable[TaggedSentence]) -> ExampleStore:
+    def encode_sentences(self, sentences: Iterable[TaggedSentence]) -> InMemoryExamples:
         """Return sentences as arrays; without tags they get the first tag."""
         text = self.text
         columns: dict[str, list[Any]] = {"words": [], "tags": []}
@@ -196,15 +201,15 @@ class TaggingTask(TrainingTask):
                     if each.tags
                     else np.zeros(len(each.tokens) * len(text.auxiliary_sizes), np.int32)
                 )
-        return ExampleStore(sequences=columns)
+        return InMemoryExamples(sequences=columns)
 
-    def lengths(self, store: ExampleStore) -> NDArray[np.int64]:
+    def lengths(self, store: InMemoryExamples) -> NDArray[np.int64]:
         """Return the number of tokens of each sentence."""
         return store.lengths("words")
 
     def collate(
         self,
-        store: ExampleStore,
+        store: InMemoryExamples,
         examples: NDArray[np.int64],
         *,
         shapes: Sequence[BatchShape] = (),
@@ -267,7 +272,7 @@ class TaggingTask(TrainingTask):
     def evaluate(
         self,
         model: nn.Module,
-        store: ExampleStore,
+        store: InMemoryExamples,
         *,
         device: torch.device,
         precision: Precision,
@@ -463,6 +468,6 @@ def _golden_sentence(value: Any, input_field: str) -> TaggedSentence:
     return TaggedSentence(tokens=tokens, column=column)
 
 
-def _allowed_transitions(text: TaggingText) -> AllowedTransitions:
+def _allowed_transitions(text: TaggingPreprocessor) -> AllowedTransitions:
     """Return which of the labels may start, follow each other and end."""
     return AllowedTransitions(*(torch.tensor(part) for part in allowed_pairs(text.labels.names)))

@@ -25,6 +25,7 @@ from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
 from dragoman.text.sentencepiece_trainer import train_sentencepiece
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, language_tag
 
+_CONTROL_CHARS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
 FORMAT = 1
 _MAX_BYTES = 1 << 20
 TOKENIZER_ALGORITHMS = ("bpe", "unigram", "characters")
@@ -428,3 +429,8 @@ def _order_marks(text: str, form: Literal["NFD", "NFKD"]) -> str:
             marks = []
         ordered.append(char)
     return "".join([*ordered, *sorted(marks, key=unicodedata.combining)])
+
+
+def replace_control_chars(text: str) -> str:
+    """Replace control characters but the tab by spaces: outputs stay one line (marian-dev#365)."""
+    return _CONTROL_CHARS.sub(" ", text)

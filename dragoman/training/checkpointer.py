@@ -32,7 +32,7 @@ from dragoman.training import optimizer as optimizers
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.distributed.process_group import CallRanks, ProcessGroup
 from dragoman.training.ema import EMA
-from dragoman.training.task import CarryingTask, Task
+from dragoman.training.task_protocol import CarryingTask, Task
 from dragoman.training.train_state import read_train_state
 from dragoman.training.train_step import ParallelStrategy
 

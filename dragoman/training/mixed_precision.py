@@ -16,7 +16,7 @@ from dragoman.data.collate import TensorBatch
 from dragoman.models.block import Block
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.task import Loss, Task
+from dragoman.training.task_protocol import Loss, Task
 
 # With either, matrix multiplications ran 1.3 to 1.7 times as fast as in float32 (docs/log.md).
 _CPU_FLAGS = ("amx_bf16", "avx512_bf16")

@@ -17,8 +17,8 @@ from torch import nn
 from dragoman.config import TrainConfig
 from dragoman.errors import DragomanError
 from dragoman.models.block import Block
-from dragoman.runtime.memory import is_out_of_memory
-from dragoman.storage.cache import cache_dir, make_private_directory
+from dragoman.runtime.out_of_memory import is_out_of_memory
+from dragoman.storage.cache_directory import cache_dir, make_private_directory
 
 logger = logging.getLogger(__name__)
 

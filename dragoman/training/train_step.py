@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 from dragoman.data.collate import TensorBatch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
-from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
+from dragoman.runtime.out_of_memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.runtime.seeds import default_generators
 from dragoman.storage import fault_injection
 from dragoman.training.cuda_graphs import CUDAGraphRunner
 from dragoman.training.data_loader import GlobalBatch, derive_seed
-from dragoman.training.task import Loss, Task
+from dragoman.training.task_protocol import Loss, Task
 from dragoman.training.torch_compile import fall_back_to_eager
 
 logger = logging.getLogger(__name__)

@@ -164,8 +164,8 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Serve a translation model with random weights, opened with one sentence."""
     from served_kit import SENTENCES, ServedExplorer, write_model
 
+    from dragoman.explore.model_session import ExplorerSession
     from dragoman.explore.request_parsing import ExplainRequest
-    from dragoman.explore.session import ExplorerSession
 
     path = write_model(tmp_path_factory.mktemp("explorer") / "random-model")
     session = ExplorerSession.load(path, device="cpu")

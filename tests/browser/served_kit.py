@@ -11,8 +11,8 @@ from typing import Any
 
 from translator_kit import CONFIG, TEXT, write_random
 
+from dragoman.explore.model_session import ExplorerSession
 from dragoman.explore.server import bind, make_server, page_url, quiet_logs
-from dragoman.explore.session import ExplorerSession
 from dragoman.text.tokenizer import train_tokenizers
 
 SENTENCES = ("Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "Ein Kind steht.")

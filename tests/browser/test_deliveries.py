@@ -10,7 +10,7 @@ from served_kit import SENTENCES
 from test_served import PANELS, read_panel, walk_through
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.export import export_html, read_island
+from dragoman.explore.html_export import export_html, read_island
 from dragoman.explore.notebook import show_spaces
 
 

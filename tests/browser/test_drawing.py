@@ -15,7 +15,7 @@ from synthetic import encode, make_explanation
 from test_panels import CELLS, decode, number, open_tables
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.export import export_html
+from dragoman.explore.html_export import export_html
 
 DRAWN = """() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
   const canvas = cell.querySelector('canvas');

@@ -12,7 +12,7 @@ import pytest
 from page_kit import open_context, open_page
 from synthetic import make_explanation
 
-from dragoman.explore.export import export_html
+from dragoman.explore.html_export import export_html
 
 CELLS = """(selector) => [...document.querySelectorAll(`${selector} tbody tr`)].map((row) =>
   [...row.children].map((cell) => cell.textContent))"""

@@ -11,8 +11,8 @@ import pytest
 from test_served import SHOWN
 
 import dragoman
-from dragoman.explore.app import CONTENT_SECURITY_POLICY
-from dragoman.explore.export import export_html
+from dragoman.explore.html_export import export_html
+from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
 
 STATIC = Path(dragoman.__file__).parent / "explore" / "static"
 SINKS = (

@@ -9,7 +9,7 @@ import pytest
 from synthetic import make_explanation
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.export import STATIC_DIR, export_html, read_island
+from dragoman.explore.html_export import STATIC_DIR, export_html, read_island
 
 # Bytes as they are shipped: with comments, in two languages, not minified.
 LIMITS = {".js": 260_000, ".css": 36_000, ".html": 12_000}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.inference import Translator, augmentation
+from dragoman.inference import Translator, synthetic_pairs
 
 LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "Das ist ein Haus."]
 
@@ -53,7 +53,7 @@ def test_an_interruption_says_how_to_resume(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(augmentation, "BLOCK_LINES", 2)
+    monkeypatch.setattr(synthetic_pairs, "BLOCK_LINES", 2)
     blocks = []
 
     def interrupted(texts: list[str], **_: object) -> list[str]:

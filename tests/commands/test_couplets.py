@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.evaluate.couplets import score_couplets
+from dragoman.evaluate.couplet_metrics import score_couplets
 
 FIRST = "春山江月风花云雪"
 SECOND = "夏水河日雨草霞霜"

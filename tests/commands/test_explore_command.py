@@ -20,7 +20,7 @@ from explanation_kit import make_explanation
 from dragoman.cli import explore as command
 from dragoman.cli.app import main
 from dragoman.errors import DataError, DragomanError
-from dragoman.explore.export import read_island
+from dragoman.explore.html_export import read_island
 
 ROOT = Path(__file__).resolve().parents[2]
 

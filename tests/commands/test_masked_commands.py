@@ -11,8 +11,8 @@ import pytest
 import dragoman
 from dragoman.cli.app import main
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.language_model import LanguageModel
-from dragoman.inference.masked_language_model import MaskedLanguageModel
+from dragoman.inference.predictors.language_model import LanguageModel
+from dragoman.inference.predictors.masked_language_model import MaskedLanguageModel
 
 ANIMALS = {"cat": "milk", "dog": "bones", "cow": "grass", "bee": "honey"}
 

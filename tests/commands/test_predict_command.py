@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.inference.catalogue import PREDICTORS
+from dragoman.inference.predictors.catalogue import PREDICTORS
 from dragoman.registry import Entry
 
 
@@ -22,9 +22,9 @@ def make_length_classifier() -> Any:
     from torch import nn
 
     from dragoman.config import Config
-    from dragoman.data.records import find_text_field
-    from dragoman.explain.text_explanation import SentenceSpans, explain_text, find_spans
-    from dragoman.inference.predictor import Predictor
+    from dragoman.data.record_reader import find_text_field
+    from dragoman.explain.word_occlusion import SentenceSpans, explain_text, find_spans
+    from dragoman.inference.predictors.base import Predictor
 
     @dataclass(frozen=True)
     class Length:

@@ -43,7 +43,7 @@ def counted(tmp_path: Path) -> Path:
 
 def test_sets_of_a_file(counted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import dragoman
-    from dragoman.inference.set_model import SetModel
+    from dragoman.inference.predictors.set_model import SetModel
 
     out = counted / "model"
     files = ["--train", str(counted / "train.jsonl"), "--valid", str(counted / "valid.jsonl")]
@@ -84,7 +84,7 @@ def test_a_file_is_needed_where_nothing_is_generated(
 
 def test_sentence_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import dragoman
-    from dragoman.inference.pair_classifier import PairClassifier
+    from dragoman.inference.predictors.sentence_pair_classifier import PairClassifier
 
     draw = random.Random(1)
     nouns, verbs = ["dog", "cat", "man", "boy", "girl", "bird"], ["runs", "sleeps", "eats", "sings"]

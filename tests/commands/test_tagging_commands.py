@@ -9,7 +9,7 @@ import pytest
 
 import dragoman
 from dragoman.cli.app import main
-from dragoman.inference.tagger import Tagger
+from dragoman.inference.predictors.tagger import Tagger
 from tests.tagging_kit import make_records
 
 SMALL = (

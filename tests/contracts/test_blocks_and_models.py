@@ -19,10 +19,10 @@ from dragoman.attention.catalogue import POSITIONS
 from dragoman.config import ModelConfig
 from dragoman.layers.catalogue import ACTIVATIONS, NORMS, RESIDUALS
 from dragoman.models.block import Block, BuildContext
-from dragoman.models.catalogue import BLOCKS
-from dragoman.models.context import ForwardContext, Memory
+from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.ops import linear_cross_entropy
 from dragoman.registry import Registry
 

@@ -16,7 +16,7 @@ from dragoman.config import Config, read_config
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
 from dragoman.explain.attention_plot import save_attention_map
-from dragoman.explain.invariants import (
+from dragoman.explain.invariant_checks import (
     check_against_model,
     check_explanation,
     check_wire_form,
@@ -25,7 +25,7 @@ from dragoman.explain.terminal_report import render_attention
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini import mini
+from dragoman.recipes.miniature import mini
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 from tests.explanation_kit import check_report
 

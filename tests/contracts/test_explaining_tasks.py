@@ -13,11 +13,11 @@ from torch import nn
 
 from dragoman.attention.recorder import find_attentions, record
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.invariants import check_explanation, check_spans, check_wire_form
-from dragoman.inference.classifier import Classifier
-from dragoman.inference.language_model import LanguageModel
-from dragoman.inference.pair_classifier import PairClassifier
-from dragoman.inference.tagger import Tagger
+from dragoman.explain.invariant_checks import check_explanation, check_spans, check_wire_form
+from dragoman.inference.predictors.classifier import Classifier
+from dragoman.inference.predictors.language_model import LanguageModel
+from dragoman.inference.predictors.sentence_pair_classifier import PairClassifier
+from dragoman.inference.predictors.tagger import Tagger
 from dragoman.recipes.catalogue import RECIPES
 from tests.explanation_kit import check_report
 

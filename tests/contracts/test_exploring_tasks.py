@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from task_subjects import Subject, subject_of
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.app import build_app
-from dragoman.explore.session import ExplorerSession, write_input
+from dragoman.explore.model_session import ExplorerSession, write_input
+from dragoman.explore.routes import build_app
 
 BASE = "http://127.0.0.1:8023"
 API = "/explore/api"

@@ -15,19 +15,19 @@ from model_kit import shaken
 from dragoman.attention.recorder import record
 from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
-from dragoman.explain.attention_heads import (
+from dragoman.explain.attribution import attribute_tokens, attribution_note
+from dragoman.explain.explanation_builder import read_logit_lens, token_ranks
+from dragoman.explain.head_analysis import (
     ablate_heads,
     attention_parts,
     estimate_head_effects,
     measure_head_effects,
 )
-from dragoman.explain.attribution import attribute_tokens, attribution_note
-from dragoman.explain.explanation_builder import read_logit_lens, token_ranks
-from dragoman.explain.positions import summarize_positions
+from dragoman.explain.position_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini import mini
+from dragoman.recipes.miniature import mini
 
 # What they choose changes on the way from the baseline, and no number of points resolves a jump.
 HARD_CHOICES = ("kitaev2020", "luong2015_local_p", "raffel2017", "chiu2018", "xu2015")

@@ -25,7 +25,7 @@ from training_kit import tiny_trainer
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DragomanError, StoppedError
 from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 
 
 class Spoiled:

@@ -24,7 +24,7 @@ from training_kit import (
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.collate import Cursor
-from dragoman.runtime.memory import is_out_of_memory
+from dragoman.runtime.out_of_memory import is_out_of_memory
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import train_step
 from dragoman.training.train_step import OOMSplitter

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.errors import DivergedError
-from dragoman.storage.tensor_files import quantize_rows
+from dragoman.storage.int8_weights import quantize_rows
 
 LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 

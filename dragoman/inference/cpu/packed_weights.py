@@ -26,10 +26,18 @@ from dragoman.inference.cpu.linear import (
 )
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.feed_forward import ReLU
-from dragoman.layers.norms import LayerNorm, NoNorm, PostNorm, PreNorm, Residual, RMSNorm, T5Norm
+from dragoman.layers.norms_and_residuals import (
+    LayerNorm,
+    NoNorm,
+    PostNorm,
+    PreNorm,
+    Residual,
+    RMSNorm,
+    T5Norm,
+)
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
-from dragoman.storage.tensor_files import quantize_rows
+from dragoman.storage.int8_weights import quantize_rows
 
 ZERO_POINT = 128  # the uint8 value that stands for an input of zero
 VECTOR_WIDTH = 16  # floats of the widest SIMD vector: every width is padded to a multiple of it

@@ -15,14 +15,14 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_state import EXTRA_CANDIDATES
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
-from dragoman.decoding.search import (
+from dragoman.decoding.search_strategy import (
     IncrementalDecoder,
     SearchBackend,
     SearchRequest,
     SearchStrategy,
 )
 from dragoman.errors import DivergedError
-from dragoman.inference.cpu.conversion import BFLOAT16, FLOAT16, FLOAT32
+from dragoman.inference.cpu.model_conversion import BFLOAT16, FLOAT16, FLOAT32
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, cuda_unsupported_reason
 from dragoman.inference.cuda.graph_beam_search import GraphBeamSearch
 from dragoman.models.encoder_decoder import EncoderDecoder

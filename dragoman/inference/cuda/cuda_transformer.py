@@ -13,7 +13,14 @@ from torch.nn import functional as F
 from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
 from dragoman.layers.feed_forward import FeedForward, ReLU
-from dragoman.layers.norms import LayerNorm, NoNorm, PostNorm, PreNorm, Residual, RMSNorm
+from dragoman.layers.norms_and_residuals import (
+    LayerNorm,
+    NoNorm,
+    PostNorm,
+    PreNorm,
+    Residual,
+    RMSNorm,
+)
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack
 from dragoman.models.transformer import TransformerLayer

@@ -23,7 +23,7 @@ from dragoman.models.stack import Stack
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.mixed_precision import BF16DataParallel
-from dragoman.training.task import Loss, Task
+from dragoman.training.task_protocol import Loss, Task
 from dragoman.training.train_step import (
     Gradients,
     ParallelStrategy,

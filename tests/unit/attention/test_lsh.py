@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dragoman.attention import record
 from dragoman.attention.lsh import LSHAttention
-from dragoman.attention.lsh_buckets import (
+from dragoman.attention.lsh_bucket_count import (
     MAX_BUCKETS_PER_HASH,
     bucket_problem,
     default_buckets,

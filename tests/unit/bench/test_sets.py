@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dragoman.config import read_config
-from dragoman.tasks.pairs import PairsTask
+from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.tasks.sets import SetsTask
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.config import TextConfig
-from dragoman.data import batch_shapes
+from dragoman.data import bucket_shapes
 from dragoman.data.batch_plan import BatchPlan, Cursor, plan_step, smallest_fitting_shape
-from dragoman.data.batch_shapes import (
+from dragoman.data.bucket_shapes import (
     MAX_SHAPES,
     BatchShape,
     LengthCounts,
@@ -376,8 +376,8 @@ def test_epoch_cost_equals_that_of_the_plan(batch_tokens: int) -> None:
         len(batch) * sum(plan.shapes[number])
         for batch, number in zip(batches, numbers, strict=True)
     )
-    expected = slots + 2 * batch_tokens * len(batches) // batch_shapes.STEP_COST_DIVISOR
-    assert batch_shapes._epoch_cost(plan.shapes, LengthCounts.of(src, tgt), batch_tokens) == (
+    expected = slots + 2 * batch_tokens * len(batches) // bucket_shapes.STEP_COST_DIVISOR
+    assert bucket_shapes._epoch_cost(plan.shapes, LengthCounts.of(src, tgt), batch_tokens) == (
         expected,
         len(batches),
     )
@@ -392,20 +392,20 @@ def test_adjusting_shapes_never_raises_the_cost() -> None:
         BatchShape(30, 31),
         BatchShape(12, 12),
     ]
-    after = batch_shapes._adjust_for_epoch(before, found, 2000)
+    after = bucket_shapes._adjust_for_epoch(before, found, 2000)
     assert (
-        batch_shapes._epoch_cost(after, found, 2000)[0]
-        < batch_shapes._epoch_cost(before, found, 2000)[0]
+        bucket_shapes._epoch_cost(after, found, 2000)[0]
+        < bucket_shapes._epoch_cost(before, found, 2000)[0]
     )
-    assert assign_shapes(batch_shapes._sort_shapes(after), found.src, found.tgt).max() < len(after)
-    assert batch_shapes._epoch_cost([BatchShape(12, 12)], found, 2000) == (
-        batch_shapes.INFINITE_COST,
+    assert assign_shapes(bucket_shapes._sort_shapes(after), found.src, found.tgt).max() < len(after)
+    assert bucket_shapes._epoch_cost([BatchShape(12, 12)], found, 2000) == (
+        bucket_shapes.INFINITE_COST,
         0,
     )
-    assert batch_shapes._epoch_cost([], found, 2000) == (batch_shapes.INFINITE_COST, 0)
+    assert bucket_shapes._epoch_cost([], found, 2000) == (bucket_shapes.INFINITE_COST, 0)
 
 
 def test_remainders_of_large_corpora_do_not_change_shapes() -> None:
     found = LengthCounts.of(*lengths(20_000))
     shapes = [BatchShape(20, 22), found.bounding_shape()]
-    assert batch_shapes._adjust_for_epoch(shapes, found, 300) == shapes
+    assert bucket_shapes._adjust_for_epoch(shapes, found, 300) == shapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.data.label_checks import check_labels
-from dragoman.data.records import read_records, read_rows
+from dragoman.data.record_reader import read_records, read_rows
 from dragoman.errors import DataError
 
 LINES = [

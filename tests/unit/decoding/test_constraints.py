@@ -36,23 +36,23 @@ from dragoman.decoding.constraints import (
 )
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.output_vocabulary import OutputVocabulary, code_point_bounds
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import SearchStrategy, search
+from dragoman.decoding.search_strategy import SearchStrategy, search
+from dragoman.decoding.token_characters import TokenCharacters, code_point_bounds
 from dragoman.errors import ConfigError
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.text.tokenizer import Tokenizer
 from tests.search_kit import TableState
 
 SPECIAL: list[str | bytes | None] = [None] * 4
-CHARACTERS = OutputVocabulary([*SPECIAL, " ", *"abcd，"])
-SUBWORDS = OutputVocabulary([*SPECIAL, " ", "a", " a", "ab", "b", " b", "bca", "c", "，", "a，d"])
+CHARACTERS = TokenCharacters([*SPECIAL, " ", *"abcd，"])
+SUBWORDS = TokenCharacters([*SPECIAL, " ", "a", " a", "ab", "b", " b", "bca", "c", "，", "a，d"])
 # Vocabularies of words: no character can be written alone.
-WORDS = OutputVocabulary([*SPECIAL, " ab", " ba", "c", "a b", ",", "aab"])
-STRIPPED = OutputVocabulary([*SPECIAL, " ", "a", " b", "b ", "，", "ca"], strip=True)
+WORDS = TokenCharacters([*SPECIAL, " ab", " ba", "c", "a b", ",", "aab"])
+STRIPPED = TokenCharacters([*SPECIAL, " ", "a", " b", "b ", "，", "ca"], strip=True)
 
 
-def decode(vocabulary: OutputVocabulary, texts: Sequence[str | bytes | None], tokens) -> str:
+def decode(vocabulary: TokenCharacters, texts: Sequence[str | bytes | None], tokens) -> str:
     """Decode as SentencePiece does: the first space is dropped."""
     text = "".join(str(texts[token]) for token in tokens)
     return text.strip(" ") if vocabulary.strip else text.removeprefix(" ")
@@ -111,7 +111,7 @@ def random_constraints(rng: random.Random, *, letters: str = "abcd") -> list[Con
     ids=["characters", "subwords", "words", "stripped"],
 )
 def test_the_allowed_outputs_are_those_that_fulfil_every_predicate(
-    vocabulary: OutputVocabulary, limit: int, trials: int
+    vocabulary: TokenCharacters, limit: int, trials: int
 ) -> None:
     rng = random.Random(limit + trials)
     texts = TEXTS[id(vocabulary)]
@@ -173,7 +173,7 @@ class RandomModel:
 
 
 def random_cases(
-    rng: random.Random, vocabulary: OutputVocabulary, limit: int, count: int
+    rng: random.Random, vocabulary: TokenCharacters, limit: int, count: int
 ) -> list[tuple[str, tuple[Constraint, ...], SentenceConstraints]]:
     """Draw sources with constraints that some output fulfils."""
     cases = []
@@ -188,7 +188,7 @@ def random_cases(
 
 @pytest.mark.parametrize("vocabulary", [CHARACTERS, SUBWORDS], ids=["characters", "subwords"])
 def test_a_beam_that_drops_nothing_finds_the_best_output_that_fulfils_all(
-    vocabulary: OutputVocabulary,
+    vocabulary: TokenCharacters,
 ) -> None:
     limit, penalty = 3, WuLengthPenalty(0.0)
     cases = random_cases(random.Random(5), vocabulary, limit, 12)
@@ -219,7 +219,7 @@ STRATEGIES = [
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: each.name)
 @pytest.mark.parametrize("vocabulary", [CHARACTERS, SUBWORDS, WORDS], ids=["ch", "sub", "word"])
 def test_no_search_violates_a_constraint_or_comes_to_a_dead_end(
-    vocabulary: OutputVocabulary, strategy: SearchStrategy
+    vocabulary: TokenCharacters, strategy: SearchStrategy
 ) -> None:
     limit = 6
     cases = random_cases(random.Random(7), vocabulary, limit, 20)
@@ -287,7 +287,7 @@ def test_samples_follow_the_distribution_over_the_outputs_that_may_follow() -> N
 # Tokens of bytes
 
 
-BYTES = OutputVocabulary([*SPECIAL, *(bytes([each]) for each in range(256)), " ", "a", "ab"])
+BYTES = TokenCharacters([*SPECIAL, *(bytes([each]) for each in range(256)), " ", "a", "ab"])
 BYTE_TEXTS: list[str | bytes | None] = [
     *SPECIAL,
     *(bytes([each]) for each in range(256)),
@@ -360,7 +360,7 @@ def test_texts_of_tokens_are_those_that_the_tokenizer_decodes(algorithm: str) ->
     lines = ["春风又绿江南岸，", "明月何时照我还", "a man walks, a dog runs", "x  y ▁z"] * 5
     size = {"characters": 400, "bpe": 320, "unigram": 295}[algorithm]
     tokenizer = Tokenizer.train(lines, TextConfig(tokenizer=algorithm, vocab_size=size))
-    vocabulary = OutputVocabulary.of(tokenizer)
+    vocabulary = TokenCharacters.of(tokenizer)
     assert vocabulary.size == len(tokenizer)
     assert vocabulary.has_bytes
     automaton = CompiledConstraints([Forbid(["dog", "月"])], vocabulary).bind("")
@@ -414,7 +414,7 @@ def test_the_predicates_on_couplets() -> None:
 )
 def test_a_word_respects_the_boundaries_of_its_script(text: str, word: str, expected: bool) -> None:
     assert contains_word(text, word) is expected
-    vocabulary = OutputVocabulary([*SPECIAL, *sorted(set(text))])
+    vocabulary = TokenCharacters([*SPECIAL, *sorted(set(text))])
     tokens = [4 + sorted(set(text)).index(each) for each in text]
     for constraint, wanted in ((Require([word]), expected), (Forbid([word]), not expected)):
         automaton = CompiledConstraints([constraint], vocabulary).bind("")
@@ -494,7 +494,7 @@ def test_a_hard_combination_is_decided_exactly() -> None:
     """A path through all nodes of a graph, each once, is NoCopy and forbidden pairs."""
     rng = random.Random(11)
     nodes = "甲乙丙丁戊己庚"
-    vocabulary = OutputVocabulary([*SPECIAL, *nodes])
+    vocabulary = TokenCharacters([*SPECIAL, *nodes])
     pairs = [(one, other) for one in nodes for other in nodes if one != other]
     seen = set()
     for _ in range(25):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config.language import LanguageConfig
+from dragoman.config.language_model import LanguageConfig
 from dragoman.recipes.catalogue import RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]

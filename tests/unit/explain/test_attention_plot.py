@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain import figures
+from dragoman.explain import figure_style
 from dragoman.explain.attention_plot import (
     join_words,
     save_attention_map,
@@ -205,7 +205,7 @@ def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
 def test_undrawable_characters_are_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_is_drawable", str.isascii)
+    monkeypatch.setattr(figure_style, "_is_drawable", str.isascii)
     with caplog.at_level(logging.WARNING):
         save_attention_map(
             tmp_path / "map.svg",

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dragoman.attention.recorder import edit, find_attentions
 from dragoman.errors import DataError
-from dragoman.explain.attention_heads import estimate_head_effects
 from dragoman.explain.attribution import (
     METHODS,
     attention_x_gradient,
@@ -28,6 +27,7 @@ from dragoman.explain.attribution import (
     occlusion,
     value_zeroing,
 )
+from dragoman.explain.head_analysis import estimate_head_effects
 from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.models.encoder_decoder import EncoderDecoder
 
@@ -77,7 +77,7 @@ def brute_force(forced: ForcedTarget, src: Tensor | None, tgt: Tensor) -> Tensor
         assert src is not None
         hidden = model.hidden_embedded(src, tgt)
     else:
-        from dragoman.models.context import ForwardContext
+        from dragoman.models.forward_context import ForwardContext
 
         hidden = model.output(model.decoder(model.entrance(tgt), ForwardContext()))
     log_probs = torch.log_softmax(model.project(hidden)[0], dim=-1)

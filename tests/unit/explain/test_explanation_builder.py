@@ -12,7 +12,7 @@ from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.recorder import record
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.explain.attention_maps import capture_batch, capture_pair, locate_sites
+from dragoman.explain.attention_capture import capture_batch, capture_pair, locate_sites
 from dragoman.explain.explanation_builder import (
     TOP_TOKENS,
     ExplainedTarget,

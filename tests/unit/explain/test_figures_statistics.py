@@ -7,6 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from dragoman.explain.corpus_statistics import (
+    LengthBucket,
+    LengthScores,
+    TokenStatistics,
+    smoothed_target,
+)
 from dragoman.explain.figures_statistics import (
     Calibration,
     measure_entropies,
@@ -15,12 +21,6 @@ from dragoman.explain.figures_statistics import (
     save_distribution,
     save_entropies,
     save_length_scores,
-)
-from dragoman.explain.model_statistics import (
-    LengthBucket,
-    LengthScores,
-    TokenStatistics,
-    smoothed_target,
 )
 from tests.explanation_kit import make_explanation
 

@@ -11,8 +11,8 @@ from language_kit import config_of
 from task_subjects import LINES, Subject, build_subject, subject_of
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.language_inputs import _windows, spell_tokens
-from dragoman.text.language_text import ByteText
+from dragoman.explain.inputs.language_model import _windows, spell_tokens
+from dragoman.text.language_model_tokenizer import ByteTokenizer
 
 TEXT = "It was the old team today .\nSome bank was new .\nThe goal was of the team ."
 
@@ -195,7 +195,7 @@ def test_without_masks_each_token_is_masked_in_turn(recipe: str) -> None:
 
 
 def test_bytes_of_a_character_share_its_span() -> None:
-    text = ByteText()
+    text = ByteTokenizer()
     found = spell_tokens(text, text.encode("aé\n"))
     assert found.text == "aé\n"
     assert [token.span for token in found.tokens] == [(0, 1), (1, 1), (1, 2), (2, 3)]

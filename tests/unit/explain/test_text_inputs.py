@@ -13,7 +13,7 @@ from task_subjects import TEXT, Subject, subject_of
 
 from dragoman.attention.recorder import edit, record
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.text_inputs import locate_tokens
+from dragoman.explain.inputs.labeled_text import locate_tokens
 
 
 @pytest.fixture(scope="module")

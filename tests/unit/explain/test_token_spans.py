@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config.config import TextConfig
 from dragoman.explain.explanation import Token
-from dragoman.explain.invariants import check_spans
+from dragoman.explain.invariant_checks import check_spans
 from dragoman.explain.token_spans import find_token_spans, find_words, text_direction, tokenize_text
 from dragoman.text.special_tokens import EOS
 from dragoman.text.tokenizer import Tokenizer

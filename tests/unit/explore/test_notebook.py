@@ -10,7 +10,7 @@ from explorer_kit import StubPredictor, make_explanation
 
 import dragoman
 from dragoman.errors import ConfigError
-from dragoman.explore.export import export_html
+from dragoman.explore.html_export import export_html
 from dragoman.explore.notebook import (
     MAX_TABLE_ROWS,
     explore,
@@ -25,7 +25,7 @@ def test_the_package_is_the_function() -> None:
     assert found.text == "ein Mann"
     assert found.request["beam"] == 2
     assert dragoman.explore(found) is found
-    import dragoman.explore.session as session  # the modules of the package are still there
+    import dragoman.explore.model_session as session  # the modules of the package are still there
 
     assert session.ExplorerSession
 
@@ -44,7 +44,9 @@ def test_mistakes_are_one_line(arguments: tuple, words: str) -> None:
 
 
 def test_a_directory_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.inference.catalogue.load", lambda path: StubPredictor())
+    monkeypatch.setattr(
+        "dragoman.inference.predictors.catalogue.load", lambda path: StubPredictor()
+    )
     assert explore("my-model", "ein Mann").text == "ein Mann"
 
 

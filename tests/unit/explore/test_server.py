@@ -15,11 +15,11 @@ import pytest
 from explorer_kit import StubPredictor
 
 from dragoman.errors import ConfigError
-from dragoman.explore import app as application
+from dragoman.explore import routes as application
 from dragoman.explore import server as serving
+from dragoman.explore.model_session import ExplorerSession
 from dragoman.explore.model_worker import MAX_WAITING
 from dragoman.explore.server import bind, make_server, page_url, quiet_logs
-from dragoman.explore.session import ExplorerSession
 
 API = "/explore/api"
 

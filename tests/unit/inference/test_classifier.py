@@ -10,7 +10,7 @@ import torch
 
 import dragoman
 from dragoman.errors import BundleError, DataError
-from dragoman.inference.classifier import Classifier
+from dragoman.inference.predictors.classifier import Classifier
 from tests.classifier_kit import BAD, GOOD, reviews, write_classifier
 
 

@@ -15,11 +15,11 @@ from dragoman.config import Config
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import SearchStrategy
+from dragoman.decoding.search_strategy import SearchStrategy
 from dragoman.errors import BundleError
-from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_trust
+from dragoman.inference import NativeEngine, SearchRequest, Translator, trusted_engines
 from dragoman.models.factory import build_model
-from dragoman.runtime.threads import map_in_threads
+from dragoman.runtime.thread_map import map_in_threads
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 LINES = [
@@ -231,6 +231,6 @@ def test_a_failed_trial_says_how_it_ended(
     code: int, stderr: bytes, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess([], code, b"", stderr)
-    monkeypatch.setattr(engine_trust.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(trusted_engines.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(BundleError, match=f"found {found}; use --engine native"):
-        engine_trust.run_in_child("os:getpid", [], label="it", bytes=0)
+        trusted_engines.run_in_child("os:getpid", [], label="it", bytes=0)

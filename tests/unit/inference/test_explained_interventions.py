@@ -12,8 +12,8 @@ import torch
 from translator_kit import TEXT, write_random
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.attention_heads import heads_switched_off
 from dragoman.explain.attribution import METHODS
+from dragoman.explain.head_analysis import heads_switched_off
 from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.inference import Translator
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers

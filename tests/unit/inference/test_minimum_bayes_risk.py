@@ -14,7 +14,7 @@ from translator_kit import CONFIG, TEXT, write_random
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
-from dragoman.evaluate.pairwise_scores import pairwise_chrf
+from dragoman.evaluate.pairwise_metrics import pairwise_chrf
 from dragoman.inference import TranslationOptions, Translator
 from dragoman.inference.minimum_bayes_risk import rank_candidates
 from dragoman.text.tokenizer import train_tokenizers

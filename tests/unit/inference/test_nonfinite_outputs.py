@@ -16,18 +16,17 @@ from dragoman.attention import edit, find_attentions
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import (
+from dragoman.decoding.search_strategy import (
     SearchRequest,
     SearchStrategy,
     log_sum_exp,
     non_finite_error,
     search,
 )
+from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine
-from dragoman.inference.cpu.conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.linear import (
@@ -37,6 +36,7 @@ from dragoman.inference.cpu.linear import (
     packed_linear,
     plain_linear,
 )
+from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, torch_unsupported_reason
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model

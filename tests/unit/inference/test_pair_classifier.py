@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig, TextConfig
-from dragoman.config.pairs import PairsConfig
-from dragoman.data.records import Record
+from dragoman.config.sentence_pairs import PairsConfig
+from dragoman.data.record_reader import Record
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.pair_classifier import PairClassifier, PairPrediction
-from dragoman.tasks.pairs import PairsTask
+from dragoman.inference.predictors.sentence_pair_classifier import PairClassifier, PairPrediction
+from dragoman.tasks.sentence_pairs import PairsTask
 
 PAIRS = [("A man plays", "A man is playing"), ("A dog", "The dog is not running here"), ("", "x")]
 

@@ -14,7 +14,7 @@ from torch import nn
 import dragoman
 from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.inference.predictor import Predictor
+from dragoman.inference.predictors.base import Predictor
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def test_a_stream_reads_no_further_than_its_window():
             read += 1
             yield str(number)
 
-    stream = predictor.stream(lines(), window=100)
+    stream = predictor.stream(lines(), buffer_size=100)
     assert [next(stream).text for _ in range(3)] == ["0", "1", "2"]
     assert read == 32  # the first window is short, for a writer that waits for its answer
     assert sum(1 for _ in stream) == 10_000 - 3
@@ -128,7 +128,9 @@ def test_one_text_is_no_list_of_texts():
         Counter().predict("abc")
 
 
-@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("window", -1), ("window", "ten")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("buffer_size", -1), ("buffer_size", "ten")]
+)
 def test_bad_options_are_named(name, value):
     with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1; found {value!r}"):
         list(Counter().stream(["a"], **{name: value}))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig
-from dragoman.config.sets import SetsConfig
-from dragoman.data.records import Record
+from dragoman.config.set_task import SetsConfig
+from dragoman.data.record_reader import Record
 from dragoman.errors import DataError
-from dragoman.inference.set_model import SetModel
+from dragoman.inference.predictors.set_model import SetModel
 from dragoman.tasks.sets import SetsTask
 
 

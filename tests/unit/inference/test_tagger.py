@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.data.records import Record
+from dragoman.data.record_reader import Record
 from dragoman.errors import DataError
-from dragoman.inference import tagger as tagger_module
-from dragoman.inference.tagger import EMPTY_NOTE, Tagger
-from dragoman.text.tagging_text import TaggedSentence
+from dragoman.inference.predictors import tagger as tagger_module
+from dragoman.inference.predictors.tagger import EMPTY_NOTE, Tagger
+from dragoman.text.tagging_preprocessor import TaggedSentence
 from tests.tagging_kit import make_records, make_task, train_task
 
 

@@ -52,7 +52,7 @@ def test_batch_size_changes_nothing(translator: Translator, options: dict) -> No
     lines = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(40)]
     one = list(translator.stream(lines, batch_size=1, **options))
     many = list(translator.stream(lines, batch_size=64, **options))
-    budget = list(translator.stream(lines, window=5, **options))
+    budget = list(translator.stream(lines, buffer_size=5, **options))
     for other in (many, budget):
         assert [each.text for each in other] == [each.text for each in one]
         assert [each.score for each in other] == pytest.approx(

@@ -19,16 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from translator_kit import CONFIG, TEXT, CopyModel, CopyState, copying, write_random
 
-from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
+from dragoman.decoding.source_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.inference import Translator
-from dragoman.inference.translation import (
-    Repetition,
-    find_repetition,
-    split_lines,
-    target_gap,
-    truncate_repr,
-)
+from dragoman.inference.batch_translator import Repetition, find_repetition
+from dragoman.inference.line_segments import split_lines, target_gap
+from dragoman.inference.translation import truncate_repr
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import EOS, PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
@@ -58,15 +54,15 @@ def test_text_goes_through_unchanged(tokenizers: Tokenizers) -> None:
 @given(
     lines=st.lists(st.text(st.sampled_from("ab \u4f60.7"), max_size=12), max_size=90),
     batch_size=st.sampled_from([None, 1, 3, 64]),
-    window=st.sampled_from([1, 7, 2048]),
+    buffer_size=st.sampled_from([1, 7, 2048]),
 )
 def test_order_and_number_of_lines_are_kept(
-    tokenizers: Tokenizers, lines: list[str], batch_size: int | None, window: int
+    tokenizers: Tokenizers, lines: list[str], batch_size: int | None, buffer_size: int
 ) -> None:
-    """Whatever the batches and windows (fairseq#2036, #4684, #1059, tensorflow/nmt#277;
+    """Whatever the batches and buffers (fairseq#2036, #4684, #1059, tensorflow/nmt#277;
     marian-dev#365).
     """
-    found = copying(tokenizers).translate(lines, batch_size=batch_size, window=window)
+    found = copying(tokenizers).translate(lines, batch_size=batch_size, buffer_size=buffer_size)
     assert found == [line.strip() for line in lines]
 
 
@@ -405,7 +401,7 @@ def test_streaming_hands_on_before_the_input_ends(tokenizers: Tokenizers) -> Non
     found = copying(tokenizers).stream(lines())
     next(found)
     assert len(read) < 100
-    one = copying(tokenizers).stream(lines(), window=1)
+    one = copying(tokenizers).stream(lines(), buffer_size=1)
     read.clear()
     next(one)
     next(one)

@@ -11,7 +11,7 @@ from torch import nn
 from dragoman.attention import SinusoidalPositions
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
 from dragoman.layers.feed_forward import GELU, FeedForward, ReLU, Swish
-from dragoman.layers.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
+from dragoman.layers.norms_and_residuals import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 
 
 def test_norms_of_one_to_four() -> None:

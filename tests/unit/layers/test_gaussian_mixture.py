@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import distributions
 
-from dragoman.data.generated_sets import ClusteringProblem
+from dragoman.data.synthetic_sets import ClusteringProblem
 from dragoman.layers.gaussian_mixture import GaussianMixture, fit_by_em
 
 

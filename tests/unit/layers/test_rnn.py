@@ -19,9 +19,9 @@ from dragoman.layers.rnn import (
     last_state,
     reverse_padded,
 )
-from dragoman.models.context import ForwardContext
-from dragoman.models.rnn import LSTMLayer
-from dragoman.ops.pooling import mean_pool
+from dragoman.models.forward_context import ForwardContext
+from dragoman.models.rnn_blocks import LSTMLayer
+from dragoman.ops.masked_pooling import mean_pool
 
 
 @pytest.mark.parametrize("layers", [1, 3])

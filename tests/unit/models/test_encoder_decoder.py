@@ -10,7 +10,7 @@ from model_kit import said
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.models.catalogue import BLOCKS
+from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.ops import CrossEntropyOutput, linear_cross_entropy

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from dragoman.attention import CrossAttention, SelfAttention, masks, record
 from dragoman.config import Config, ModelConfig
 from dragoman.errors import ConfigError, DragomanError
-from dragoman.layers.norms import RMSNorm
+from dragoman.layers.norms_and_residuals import RMSNorm
 from dragoman.models.factory import build_model
 
 

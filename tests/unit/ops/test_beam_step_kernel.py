@@ -25,7 +25,7 @@ from dragoman.inference.cuda import beam_step
 from dragoman.inference.cuda.beam_step import BEAM_STEP_KERNEL
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, FusedResidual
 from dragoman.inference.cuda.graph_beam_search import GraphBeamSearch
-from dragoman.layers.norms import (
+from dragoman.layers.norms_and_residuals import (
     LayerNorm,
     NoNorm,
     PostNorm,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dragoman.attention import SelfAttention
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.layers.norms import PreNorm
+from dragoman.layers.norms_and_residuals import PreNorm
 from dragoman.ops import dropout
 from dragoman.ops.dropout import hash_positions, hashed_dropout
 

@@ -11,7 +11,7 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.layers.norms import LayerNorm, PostNorm, RMSNorm
+from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, RMSNorm
 from dragoman.ops import fused_norm as module
 from dragoman.ops.dropout import apply_hashed_dropout
 from dragoman.ops.guarded_kernel import GuardedKernel
@@ -147,9 +147,9 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
     monkeypatch.setitem(
-        sys.modules, "dragoman.ops.triton.dropout_add_norm_kernel", None
+        sys.modules, "dragoman.ops.triton.dropout_add_norm_backward_kernel", None
     )  # importing it fails
-    monkeypatch.delattr("dragoman.ops.triton.dropout_add_norm_kernel", raising=False)
+    monkeypatch.delattr("dragoman.ops.triton.dropout_add_norm_backward_kernel", raising=False)
     for _ in range(2):
         assert error(inputs(3, 128, torch.float32)) < 1e-5
     told = [record.getMessage() for record in caplog.records]
@@ -182,10 +182,10 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> N
     """Numbers are read and written in wide pieces, which decides how fast it is, and nothing
     spills.
     """
-    from dragoman.ops.triton import dropout_add_norm_kernel
+    from dragoman.ops.triton import dropout_add_norm_backward_kernel
 
-    kernel = dropout_add_norm_kernel._backward_kernel
-    constants = {"WIDTH": width, "ROWS": dropout_add_norm_kernel.ROWS_PER_STEP}
+    kernel = dropout_add_norm_backward_kernel._backward_kernel
+    constants = {"WIDTH": width, "ROWS": dropout_add_norm_backward_kernel.ROWS_PER_STEP}
     types = dict.fromkeys(
         ("grad_output", "residual_sum", "weight", "grad", "grad_sublayer"), "*bf16"
     ) | {

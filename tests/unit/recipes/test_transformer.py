@@ -77,10 +77,10 @@ def test_catalogues_and_block_lists_are_read_without_torch() -> None:
     code = """
 import sys
 import dragoman.attention.catalogue, dragoman.layers.catalogue
-import dragoman.models.catalogue, dragoman.recipes.catalogue
+import dragoman.models.block_catalogue, dragoman.recipes.catalogue
 import dragoman.attention
 from dragoman.config import read_config
-from dragoman.models.block_spec import parse_blocks
+from dragoman.models.block_parser import parse_blocks
 for name in dragoman.recipes.catalogue.RECIPES:
     model = read_config(recipe=name).model
     parse_blocks(model.encoder or model.decoder)

@@ -16,16 +16,16 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.corpus import SentencePair
 from dragoman.errors import CorruptError
-from dragoman.runs import estimate
-from dragoman.runs.estimate import (
-    PROBE_VALIDATION_BATCHES,
-    PROBE_VALIDATION_SENTENCES,
-    estimate_validation_seconds,
-)
+from dragoman.runs import resource_estimate
 from dragoman.runs.final_model import (
     NUM_GOLDEN_SENTENCES,
     select_golden_sentences,
     select_weights,
+)
+from dragoman.runs.resource_estimate import (
+    PROBE_VALIDATION_BATCHES,
+    PROBE_VALIDATION_SENTENCES,
+    estimate_validation_seconds,
 )
 
 
@@ -98,7 +98,7 @@ def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sente
         asked.append(len(src))
         now.now += len(src)
 
-    monkeypatch.setattr(estimate, "time", SimpleNamespace(monotonic=lambda: now.now))
+    monkeypatch.setattr(resource_estimate, "time", SimpleNamespace(monotonic=lambda: now.now))
     validation: Any = SimpleNamespace(
         batches=lambda: [batch] * 10,
         precision=SimpleNamespace(autocast=autocast),

@@ -21,7 +21,7 @@ from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange.export import export_bundle
 from dragoman.models.factory import build_model
 from dragoman.runs.finetune import finetune_config
-from dragoman.runs.output_directory import OutputDirectory
+from dragoman.runs.model_directory import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.special_tokens import SPECIAL_TOKENS

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from dragoman.bundle import format as bundle_format
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.data.records import Record, read_records
+from dragoman.data.record_reader import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.classification import ClassificationTask
-from dragoman.tasks.classification_text import split_document
+from dragoman.tasks.classification_preprocessor import split_document
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import QuietProgress
 from tests.classify_kit import fit_task, make_records, micro_f1, train_steps

@@ -12,12 +12,12 @@ import torch
 
 from dragoman.config.config import DataConfig
 from dragoman.config.tag import TagConfig
-from dragoman.data.records import Record
+from dragoman.data.record_reader import Record
 from dragoman.errors import DataError
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tag_schemes import find_spans
-from dragoman.text.tagging_text import TaggedSentence
+from dragoman.text.tagging_preprocessor import TaggedSentence
 from tests.tagging_kit import evaluate, make_config, make_records, make_task, train_task
 
 VARIANTS: dict[str, dict[str, Any]] = {

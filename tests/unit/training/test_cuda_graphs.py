@@ -18,7 +18,7 @@ from dragoman.models.factory import build_model
 from dragoman.runtime.seeds import seed_generators
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE, CUDAGraphRunner
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 from dragoman.training.torch_compile import should_use_cuda_graphs
 
 CPU = torch.device("cpu")

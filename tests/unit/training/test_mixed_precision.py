@@ -23,7 +23,7 @@ from training_kit import (
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.collate import Batch
-from dragoman.layers.norms import LayerNorm, RMSNorm
+from dragoman.layers.norms_and_residuals import LayerNorm, RMSNorm
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import mixed_precision
 from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE
@@ -35,7 +35,7 @@ from dragoman.training.mixed_precision import (
     choose_precision,
     should_use_bf16_weights,
 )
-from dragoman.training.task import Loss
+from dragoman.training.task_protocol import Loss
 from dragoman.training.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

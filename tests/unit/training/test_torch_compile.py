@@ -17,7 +17,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.layers.norms import LayerNorm, PostNorm
+from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm
 from dragoman.models.block import Block
 from dragoman.training import torch_compile
 from dragoman.training.torch_compile import (

@@ -20,14 +20,14 @@ from search_kit import search_with_own_backend as search
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import SearchRequest
+from dragoman.decoding.search_strategy import SearchRequest
+from dragoman.decoding.source_batch import pad_sources
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
-from dragoman.inference.cpu.conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
+from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.packed_weights import cpp_unsupported_reason
 from dragoman.inference.cpu.torch_transformer import TorchTransformer
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -235,7 +235,7 @@ def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(
 ) -> None:
     model = make()
     form = compiled(model, INT8)
-    monkeypatch.setattr("dragoman.inference.cpu.conversion.load_kernel_library", lambda: None)
+    monkeypatch.setattr("dragoman.inference.cpu.model_conversion.load_kernel_library", lambda: None)
     plainly = convert_model(model, INT8).model
     assert isinstance(plainly, TorchTransformer)
 

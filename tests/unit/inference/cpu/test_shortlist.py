@@ -19,13 +19,13 @@ from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
+from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
 from dragoman.inference.cpu import shortlist
-from dragoman.inference.cpu.conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
+from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder

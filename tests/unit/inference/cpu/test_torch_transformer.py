@@ -18,10 +18,9 @@ from dragoman.attention.recorder import edit, record
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.source_batch import pad_sources
 from dragoman.inference import NativeEngine, SearchRequest
-from dragoman.inference.cpu.conversion import INT8, convert_model
 from dragoman.inference.cpu.linear import (
     ActivationRange,
     int8_linear,
@@ -29,6 +28,7 @@ from dragoman.inference.cpu.linear import (
     packed_linear,
     plain_linear,
 )
+from dragoman.inference.cpu.model_conversion import INT8, convert_model
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, torch_unsupported_reason
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model

@@ -1,0 +1,234 @@
+"""Records of labelled data: JSONL, CSV, TSV, CoNLL, CoNLL-U and plain text, read as a stream."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.config.config import DataConfig
+from dragoman.data.byte_stream import FileStream
+from dragoman.data.tabular_files import ROW_READERS, TableRow
+from dragoman.data.text_lines import BadLine, read_line_blocks
+from dragoman.errors import DataError, suggest_name
+from dragoman.registry import import_object
+
+TEXT = "text"  # field of a line of plain text
+_TEXT_NAMES = ("text", "sentence", "document", "content", "review", "question", "body", "input")
+_LABEL_NAMES = ("label", "labels", "class", "category", "target", "coarse", "sentiment", "tag")
+# Usual names of the two sentences of a pair, and of the tokens and tags of a sentence.
+FIRST_NAMES = ("a", "sentence1", "sentence_a", "premise", "text_a", "first")
+SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second")
+TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
+TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "chunks", "upos", "tag", "pos_tags", "pos")
+MAX_RECORD_BYTES = 64 << 20  # of a JSONL line, such as a book
+
+
+class Record(NamedTuple):
+    """One example of a file: its first line's number and its fields by name."""
+
+    file: Path
+    number: int
+    fields: Mapping[str, Any]
+
+    def error(self, must: str, found: object, fix: str) -> DataError:
+        """Return the error of a bad record, with its file and line."""
+        return DataError(f"{self.file} line {self.number} {must}", found=f"{found!s:.120}", fix=fix)
+
+    def value(self, field: str) -> Any:
+        """Return a field's value; raise DataError if the record has no such field."""
+        if field not in self.fields:
+            names = [str(name) for name in self.fields]
+            close = difflib.get_close_matches(field, names, n=1)
+            raise self.error(
+                f"must have a field {field!r}",
+                ", ".join(names[:8]) or "no fields",
+                f"did you mean {close[0]}?" if close else "name the field that holds it",
+            )
+        return self.fields[field]
+
+    def text(self, field: str) -> str:
+        """Return a field's text; raise DataError if it is not text."""
+        value = self.value(field)
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise self.error(
+                f"must have text in {field!r}", repr(value), "write it as a JSON string"
+            )
+        return str(value)
+
+    def texts(self, field: str) -> list[str]:
+        """Return a field's list of texts; one text is a list of one."""
+        value = self.value(field)
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return [str(value)]
+        if isinstance(value, list) and all(
+            isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in value
+        ):
+            return [str(each) for each in value]
+        raise self.error(
+            f"must have a list of texts in {field!r}", repr(value), 'write ["one", "two"]'
+        )
+
+
+def read_records(
+    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES, skip_bad: bool = False
+) -> Iterator[Record]:
+    """Yield the records of files in order; the reader is chosen by the end of the file's name.
+
+    .jsonl and .ndjson: an object per line. .csv and .tsv: columns named by the first row, or by
+    their numbers from "1" if `--set data.text_field` names a number. .conll and .conllu: a
+    sentence per record. Others: a line of text per record, field "text". With `skip_bad` lines
+    that cannot be read are left out.
+    """
+    for record in read_rows(files, max_line_bytes=max_line_bytes):
+        if isinstance(record, Record):
+            yield record
+        elif not skip_bad:
+            raise record.error()
+
+
+def read_rows(
+    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Record | BadLine]:
+    """Yield the records of files, and a BadLine for each that cannot be read."""
+    for name in files:
+        path = Path(name)
+        yield from _reader(path)(path, _lines(path, max_line_bytes))
+
+
+def record_format(path: Path) -> str:
+    """Return the end of a file's name that decides its format, without compression: ".jsonl"."""
+    suffixes = [each.lower() for each in path.suffixes if each.lower() not in (".gz", ".xz")]
+    return suffixes[-1] if suffixes else ""
+
+
+def open_records(data: DataConfig, files: Sequence[Path | str]) -> Callable[[], Iterator[Record]]:
+    """Return a function that reads the records of files from the start, with `data`'s limits."""
+    skip_bad = data.on_bad_line == "skip"
+    return lambda: read_records(files, skip_bad=skip_bad)
+
+
+def find_field(
+    record: Record, wanted: str, usual: Sequence[str] = _TEXT_NAMES, *, setting: str
+) -> str:
+    """Return the field that `wanted` names (a name, or a column's number), or the usual one.
+
+    `setting` is named in the error, such as data.text_field.
+    """
+    names = [str(name) for name in record.fields]
+    if wanted in record.fields:
+        return wanted
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(names):
+        return names[int(wanted) - 1]
+    if wanted:
+        raise DataError(
+            f"{record.file} line {record.number} must have the field {wanted!r} of {setting}",
+            found=", ".join(names[:8]) or "no fields",
+            fix=suggest_name(wanted, names) if names else "check the file",
+        )
+    lower = {name.lower(): name for name in reversed(names)}
+    for choice in usual:
+        if choice in lower:
+            return lower[choice]
+    raise DataError(
+        f"the field of {setting} must be known in {record.file}",
+        found=", ".join(names[:8]) or "no fields",
+        fix=f"name it: --set {setting}={names[0] if names else 'NAME'}",
+    )
+
+
+def find_text_field(record: Record, wanted: str) -> str:
+    """Return the field with the text, as data.text_field names it or by its usual names."""
+    return find_field(record, wanted, _TEXT_NAMES, setting="data.text_field")
+
+
+def find_label_field(record: Record, wanted: str) -> str:
+    """Return the field with the label, as data.label_field names it or by its usual names."""
+    return find_field(record, wanted, _LABEL_NAMES, setting="data.label_field")
+
+
+def _lines(path: Path, max_line_bytes: int) -> Iterator[str | BadLine]:
+    return itertools.chain.from_iterable(read_line_blocks(FileStream(path), max_line_bytes))
+
+
+RecordReader = Callable[[Path, Iterator[str | BadLine]], Iterator[Record | BadLine]]
+
+
+def _reader(path: Path) -> RecordReader:
+    """Return the reader of a file's format."""
+    format_ = record_format(path)
+    if format_ in (".conll", ".conllu", ".iob", ".bio"):
+        name = "read_conllu" if format_ == ".conllu" else "read_conll"
+        reader: RecordReader = import_object(f"dragoman.data.conll:{name}")
+        return reader
+    if format_ in (".jsonl", ".ndjson", ".json"):
+        return _read_jsonl
+    return _read_table if format_ in ROW_READERS else _read_text
+
+
+def _read_text(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record | BadLine]:
+    """Yield lines of plain text, empty ones included."""
+    for number, line in enumerate(lines, 1):
+        yield line if isinstance(line, BadLine) else Record(path, number, {TEXT: line})
+
+
+def _read_jsonl(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record | BadLine]:
+    """Yield JSON objects; empty lines are left out."""
+    for row in ROW_READERS[".jsonl"](path, lines):
+        if isinstance(row, BadLine):
+            yield (
+                row._replace(fix="write one JSON object per line") if row.kind == "broken" else row
+            )
+        elif row.values:
+            assert isinstance(row.values, Mapping), "a JSONL row has named columns"
+            yield Record(path, row.number, row.values)
+
+
+def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record | BadLine]:
+    """Yield rows with the columns that the first row names.
+
+    A first row that repeats a name or has a number is data, and its columns are numbered from "1".
+    """
+    names: list[str] = []
+    for row in ROW_READERS[record_format(path)](path, lines):
+        if isinstance(row, BadLine):
+            yield row
+            continue
+        values = [str(value) for value in row.values]
+        if not names:
+            if values == [""]:
+                continue
+            is_header = _is_header(values)
+            names = (
+                [value.strip() for value in values]
+                if is_header
+                else [str(number) for number in range(1, len(values) + 1)]
+            )
+            if is_header:
+                continue
+        if values == [""]:
+            continue
+        if len(values) != len(names):
+            yield _wrong_width(path, row, len(names))
+            continue
+        yield Record(path, row.number, dict(zip(names, values, strict=True)))
+
+
+def _is_header(values: Sequence[str]) -> bool:
+    """Whether a first row names the columns: distinct short names, one of them a usual name."""
+    names = [value.strip().lower() for value in values]
+    known = {*_TEXT_NAMES, *_LABEL_NAMES, "a", "b", "sentence1", "sentence2", "premise", "id"}
+    return len(set(names)) == len(names) and all(names) and bool(known & set(names))
+
+
+def _wrong_width(path: Path, row: TableRow, width: int) -> BadLine:
+    return BadLine(
+        path,
+        row.number,
+        "broken",
+        f"must have {width} columns, as the first row",
+        str(len(row.values)),
+        "repair the row, or when training use --set data.on_bad_line=skip",
+    )

@@ -1,0 +1,212 @@
+"""Input lines: type checks, segments of lines with too many tokens, their translations joined."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dragoman.config.directions import Direction
+from dragoman.errors import DataError
+from dragoman.inference.translation import Translation, join_translations
+from dragoman.text.sentence_splitter import SplitText, split_long_text
+from dragoman.text.special_tokens import UNK
+from dragoman.text.tokenizer import Tokenizer
+
+MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
+_TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The input of one search: a line, or a sentence of a line that is too long."""
+
+    line: int  # counted from 0 over the whole input
+    index: int  # within its line
+    text: str
+    src: list[int]  # token ids without EOS
+
+    @property
+    def sample_id(self) -> int:
+        """A number unique to this segment in the whole input: seeds its sampling."""
+        return (self.line << 20) + self.index
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedLine:
+    """A line of input as segments."""
+
+    segments: list[Segment]
+    gaps: list[str]  # separators between the segments
+    notes: list[str]
+    direction: Direction | None = None  # of a multilingual model
+
+    def translation(self, answers: Sequence[Translation]) -> Translation:
+        """Join the translations of the segments."""
+        joined = self._join(answers)
+        if self.direction is None:
+            return joined
+        source, target = self.direction
+        return replace(joined, source_language=source, target_language=target)
+
+    def _join(self, answers: Sequence[Translation]) -> Translation:
+        if not self.segments:
+            return Translation(text="", alternatives=[Translation(text="")])
+        if len(answers) == 1:
+            return (
+                replace(answers[0], notes=[*self.notes, *answers[0].notes])
+                if self.notes
+                else answers[0]
+            )
+        texts = itertools.pairwise(answer.text for answer in answers)
+        gaps = [
+            target_gap(segment.text, before, gap, after)
+            for segment, (before, after), gap in zip(self.segments, texts, self.gaps, strict=False)
+        ]
+        return join_translations(answers, gaps, self.notes)
+
+
+def split_lines(
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    longest: int,
+    line_numbers: Iterator[int] | None = None,
+    directions: Sequence[Direction] | None = None,
+) -> list[SegmentedLine]:
+    """Split lines of more than `longest` tokens into sentences; a blank line has no segments.
+
+    With `directions`, one for each line, every segment begins with the tag of its target language.
+    """
+    numbers = itertools.count() if line_numbers is None else line_numbers
+    stripped = [text[:MAX_LINE_CHARS].strip() for text in texts]
+    threads = min(1 + len(stripped) // _TEXTS_PER_THREAD, os.cpu_count() or 1, _MAX_THREADS)
+    encoded = tokenizer.encode_batch(stripped, threads=threads)
+    if directions is None:
+        lines = [
+            _split_line(next(numbers), text, whole, tokenizer, longest)
+            for text, whole in zip(stripped, encoded, strict=True)
+        ]
+    else:
+        tagged = {each: tokenizer.tagged(each.target) for each in set(directions)}
+        lines = [
+            replace(
+                _split_line(
+                    next(numbers),
+                    text,
+                    [*tagged[direction].first_ids, *whole],
+                    tagged[direction],
+                    longest,
+                ),
+                direction=direction,
+            )
+            for text, whole, direction in zip(stripped, encoded, directions, strict=True)
+        ]
+    for text, line in zip(texts, lines, strict=True):
+        if len(text) > MAX_LINE_CHARS and text[MAX_LINE_CHARS:].strip():
+            line.notes.insert(
+                0,
+                f"only its first {MAX_LINE_CHARS:,} characters were translated: "
+                "put a line break between its sentences",
+            )
+    return lines
+
+
+def _split_line(
+    number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest: int
+) -> SegmentedLine:
+    """Split one line."""
+    if not text:
+        return SegmentedLine([], [], [])
+    texts, gaps, encoded, notes = [text], list[str](), [whole], list[str]()
+    if "\n" in text or len(whole) > longest:
+        texts, gaps = _split_text(text, tokenizer, longest)
+        encoded = tokenizer.encode_batch(texts)
+    if len(whole) > longest:
+        notes.append(
+            f"{len(whole):,} tokens are more than the {longest:,} that the model was trained on: "
+            f"translated in {len(texts)} segments"
+        )
+    unknown = sum(tokens.count(UNK) for tokens in encoded)
+    if unknown:
+        notes.append(
+            f"{unknown:,} of its tokens {'is' if unknown == 1 else 'are'} unknown to the model"
+        )
+    return SegmentedLine(
+        [
+            Segment(number, index, each, src)
+            for index, (each, src) in enumerate(zip(texts, encoded, strict=True))
+        ],
+        gaps,
+        notes,
+    )
+
+
+def _split_text(text: str, tokenizer: Tokenizer, longest: int) -> SplitText:
+    """Split a text at its line breaks, and lines that are too long into sentences."""
+    texts, gaps, gap = list[str](), list[str](), ""
+    for line in text.split("\n"):
+        if line.strip():
+            segments = split_long_text(
+                line.strip(), lambda each: len(tokenizer.encode(each)) <= longest
+            )
+            gaps += [gap, *segments.gaps] if texts else segments.gaps
+            texts += segments.texts
+            gap = ""
+        gap += "\n"
+    return SplitText(texts, gaps)
+
+
+def target_gap(source: str, before: str, gap: str, after: str) -> str:
+    """Return the separator of two translated segments in the target's script.
+
+    A Chinese source has none between sentences where an English translation needs a space, and the
+    other way round. The segments of a word that was too long have none.
+    """
+    if "\n" in gap or not before or not after:
+        return gap
+    if _is_wide_char(before[-1]) and _is_wide_char(after[0]):
+        return ""
+    return gap or (" " if unicodedata.category(source[-1]).startswith("P") else "")
+
+
+def _is_wide_char(char: str) -> bool:
+    """Whether a character is of a script without spaces between sentences."""
+    return unicodedata.east_asian_width(char) in ("W", "F")
+
+
+def check_text_iterable(lines: Any) -> Iterable[Any]:
+    """Raise DataError for what is not an iterable of texts: a string is one of characters."""
+    if isinstance(lines, str):
+        raise DataError(
+            "texts must be a list of texts",
+            found=f"one text, {lines!r:.60}",
+            fix="put it in brackets: [text]",
+        )
+    if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
+        raise DataError(
+            "texts must be a list of texts",
+            found=_describe_value(lines),
+            fix='pass a list such as ["Guten Morgen."], or an open text file',
+        )
+    return lines
+
+
+def iter_texts(lines: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts; raise DataError for the first value that is not a string."""
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise DataError(
+                f"text {number} must be a text",
+                found=_describe_value(line),
+                fix='pass "" for an empty one, and decode bytes as UTF-8',
+            )
+        yield line
+
+
+def _describe_value(value: Any) -> str:
+    """Return the repr and the type of a value that is not a text."""
+    return "None" if value is None else f"{value!r:.60} ({type(value).__name__})"

@@ -1,0 +1,1 @@
+"""Predictors: what runs trained models of every task but translation."""

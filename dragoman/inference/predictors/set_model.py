@@ -1,0 +1,127 @@
+"""Predictor of sets: a number, a label, a count or clusters for each set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dragoman.data.record_reader import TEXT, Record
+from dragoman.errors import DataError
+from dragoman.inference.predictors.base import Predictor
+from dragoman.models.set_transformer import SetTransformer
+from dragoman.tasks.sets import SetsTask
+
+if TYPE_CHECKING:
+    from dragoman.explain.inputs.base import TaskInput
+
+InputSet = Sequence[Any]  # numbers, or equally long vectors
+EncodedSet = NDArray[np.float32]  # (n, F)
+
+
+@dataclass(frozen=True, slots=True)
+class SetPrediction:
+    """What a model predicts for a set: the fields that its problem has."""
+
+    value: float | None = None  # of regression
+    label: str | None = None  # of classification
+    probabilities: dict[str, float] | None = None  # of classification, by label
+    count: int | None = None  # of counting
+    rate: float | None = None  # of counting: the Poisson rate
+    components: list[dict[str, Any]] | None = None  # of clustering: weight, mean, deviation
+    clusters: list[int] | None = None  # of clustering: the component of each element
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Anything unusual about the input; there is nothing."""
+        return ()
+
+    def to_line(self, *, top: int = 1) -> str:
+        """Return a number, labels with their probabilities, or the clusters of the elements."""
+        if self.probabilities is not None:
+            ranked = sorted(self.probabilities.items(), key=lambda each: -each[1])[: max(1, top)]
+            return "\t".join(f"{label}\t{probability:.4f}" for label, probability in ranked)
+        if self.clusters is not None:
+            return " ".join(map(str, self.clusters))
+        return str(self.count) if self.count is not None else f"{self.value:g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of the problem as JSON values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
+    """Predicts for sets: `SetModel.load("dir").predict([[3, 1, 2], [10.5]])`."""
+
+    task_name = "sets"
+    task: SetsTask
+
+    def read_record(self, record: Record, *, text_field: str = "") -> InputSet:
+        """Return the set in a record: a line with a JSON list, or the field of `sets.set_field`."""
+        field = text_field or self.config.sets.set_field
+        value = record.fields.get(field, record.fields.get(TEXT))
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise record.error(
+                    "must be a JSON list of numbers", repr(value), "write [1.5, 2, 7]"
+                ) from None
+        if value is None:
+            value = record.value(field)
+        self.task.encode_set(value, record)
+        found: InputSet = value
+        return found
+
+    def check_inputs(self, inputs: Iterable[Any]) -> Iterable[InputSet]:
+        """Raise DataError for what is not an iterable of sets."""
+        if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
+            raise DataError(
+                "inputs must be a list of sets", found=f"{inputs!r:.80}", fix="write [[1, 2, 3]]"
+            )
+        return inputs
+
+    def size(self, example: InputSet) -> int:
+        """Return a bound on an input's memory: the numbers of its elements."""
+        return len(example) * self.task.text.features if isinstance(example, (list, tuple)) else 1
+
+    def encode(self, inputs: Sequence[InputSet]) -> list[EncodedSet]:
+        """Return sets (n, F); raise DataError for what is none."""
+        return [
+            self.task.encode_set(each.tolist() if isinstance(each, np.ndarray) else each)
+            for each in inputs
+        ]
+
+    def task_input(self, example: InputSet) -> TaskInput:  # type: ignore[override]
+        """Return a set to be explained; a text is read as a JSON list."""
+        from dragoman.explain.inputs.sets import ObservedSet
+
+        assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
+        if isinstance(example, str):
+            [example] = self.read_arguments([example])
+        [elements] = self.encode([example])
+        return ObservedSet(self.model, self.task, elements)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the set of an explanation."""
+        return self.task_input(request["set"])
+
+    def length(self, encoded: EncodedSet) -> int:
+        """Return the number of elements."""
+        return len(encoded)
+
+    def predict_batch(
+        self, model: nn.Module, encoded: Sequence[EncodedSet], device: torch.device
+    ) -> list[SetPrediction]:
+        """Return the predictions of a batch."""
+        batch = self.task.batch_sets(encoded).to(device)
+        outputs = model(batch.elements, batch.mask)
+        found = self.task.objective.predictions(outputs, batch.elements, batch.mask)
+        return [SetPrediction(**each) for each in found]

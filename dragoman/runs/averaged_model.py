@@ -1,0 +1,92 @@
+"""Checkpoint averaging: a new model from the newest checkpoints of a run."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_bundle
+from dragoman.bundle.card import format_command
+from dragoman.bundle.task_bundle import load_task_text, task_weights
+from dragoman.bundle.translation_bundle import expected_weights, read_identifier
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.checkpoint.weight_average import average_weights
+from dragoman.config import Config
+from dragoman.config.config import TRANSLATE
+from dragoman.errors import BundleError
+from dragoman.runs.model_directory import OutputDirectory
+from dragoman.tasks.base import TrainingTask, load_task
+from dragoman.text.tokenizer import load_tokenizers
+
+
+class AveragedModel(NamedTuple):
+    """The directory of an averaged model and the steps averaged, newest first."""
+
+    out: Path
+    steps: list[int]
+
+
+def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> AveragedModel:
+    """Average the newest checkpoints of a run and write the result as a new model."""
+    output_dir, target = OutputDirectory(model), OutputDirectory(out)
+    output_dir.require_run()
+    target.require_no_run()
+    newest = list(itertools.islice(RunDirectory(output_dir.training).verified_checkpoints(), last))
+    if len(newest) < last:
+        raise BundleError(
+            f"{last} valid checkpoints are needed for the average",
+            found=f"{len(newest)} in {output_dir.training}",
+            fix=f"use --last {len(newest)}, or keep more with train.keep_checkpoints"
+            if newest
+            else "train until the first checkpoint",
+        )
+    steps = [checkpoint.step for checkpoint in newest]
+    # The weights, not their EMA: an average of averages reaches too far back.
+    weights = average_weights(checkpoint.load_weights() for checkpoint in newest)
+    chosen = f"average of steps {', '.join(map(str, steps))}"
+    card = Card(
+        command=format_command(
+            ["average", str(output_dir.path), "--last", str(last), "--out", str(target.path)]
+        ),
+        training={"weights": chosen},
+    )
+    config = output_dir.config()
+    fields = {"steps": steps[0], "weights_from": chosen}
+    if config.task != TRANSLATE:
+        task = _open_task(config, output_dir.tokenizer_dir)
+        for checkpoint in newest:
+            checkpoint.require_fit({"weights": task_weights(task)})
+        golden = TaskBundle.load(model).golden_inputs() if output_dir.has_model else []
+        write_task_bundle(
+            target.path,
+            task=task,
+            weights=weights,
+            card=card,
+            golden=golden,
+            manifest_fields=fields,
+        )
+        return AveragedModel(target.path, steps)
+    tokenizers = load_tokenizers(output_dir.tokenizer_dir)
+    expected = expected_weights(config, tokenizers)
+    for checkpoint in newest:
+        checkpoint.require_fit({"weights": expected})
+    write_bundle(
+        target.path,
+        config=config,
+        tokenizers=tokenizers,
+        weights=weights,
+        card=card,
+        golden=Bundle.load(model).golden_inputs() if output_dir.has_model else [],
+        identifier=read_identifier(output_dir.tokenizer_dir, os.listdir(output_dir.tokenizer_dir)),
+        manifest_fields=fields,
+    )
+    return AveragedModel(target.path, steps)
+
+
+def _open_task(config: Config, folder: Path) -> TrainingTask:
+    """Return the task of a run, with the vocabularies in its folder."""
+    kind = load_task(config.task)
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    return kind(config, load_task_text(kind, config, files))

@@ -1,0 +1,139 @@
+"""Records of labelled files: formats, columns, and errors that name line and field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from dragoman.config.config import DataConfig
+from dragoman.data.record_reader import (
+    Record,
+    find_field,
+    find_label_field,
+    find_text_field,
+    open_records,
+    read_records,
+    record_format,
+)
+from dragoman.errors import DataError
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_jsonl_records_have_their_line_numbers(tmp_path):
+    file = write(
+        tmp_path / "a.jsonl", '{"text": "one", "label": 1}\n\n{"text": "two", "label": 0}\n'
+    )
+    records = list(read_records([file]))
+    assert [record.number for record in records] == [1, 3]
+    assert records[1].text("text") == "two"
+    assert records[1].text("label") == "0"
+
+
+def test_compressed_files_are_read(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "one"}\n'))
+    assert [record.text("text") for record in read_records([path])] == ["one"]
+    assert record_format(path) == ".jsonl"
+
+
+def test_csv_has_quotes_and_a_header(tmp_path):
+    file = write(tmp_path / "a.csv", 'text,label\n"one, two",pos\nthree,neg\n')
+    records = list(read_records([file]))
+    assert [dict(record.fields) for record in records] == [
+        {"text": "one, two", "label": "pos"},
+        {"text": "three", "label": "neg"},
+    ]
+
+
+def test_tsv_without_a_header_has_numbered_columns(tmp_path):
+    file = write(tmp_path / "a.tsv", "good film\tpos\nbad film\tneg\n")
+    records = list(read_records([file]))
+    assert records[0].fields == {"1": "good film", "2": "pos"}
+    assert find_field(records[0], "2", (), setting="data.label_field") == "2"
+
+
+def test_plain_text_is_one_record_a_line(tmp_path):
+    file = write(tmp_path / "a.txt", "one\n\nthree\n")
+    assert [record.text("text") for record in read_records([file])] == ["one", "", "three"]
+
+
+def test_several_files_are_read_in_order(tmp_path):
+    files = [write(tmp_path / f"{name}.txt", f"{name}\n") for name in "ab"]
+    assert [record.text("text") for record in read_records(files)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.jsonl", '{"text": "x"}\n{"text": \n', "line 2 must be a JSON object"),
+        ("a.jsonl", "[1, 2]\n", "line 1 must be a JSON object; found [1, 2]"),
+        ("a.csv", "text,label\none,pos,more\n", "line 2 must have 2 columns"),
+    ],
+)
+def test_bad_lines_are_named_or_skipped(tmp_path, name, content, found):
+    file = write(tmp_path / name, content)
+    with pytest.raises(DataError) as error:
+        list(read_records([file]))
+    assert found in str(error.value)
+    assert str(file) in str(error.value)
+    skipping = DataConfig(on_bad_line="skip")
+    assert all(isinstance(record, Record) for record in open_records(skipping, [file])())
+
+
+def test_wrong_encoding_names_the_line(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": "ok"}\n{"text": "caf\xe9"}\n')
+    with pytest.raises(DataError, match="line 2 must be UTF-8"):
+        list(read_records([file]))
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"nothing\.jsonl"):
+        list(read_records([tmp_path / "nothing.jsonl"]))
+
+
+def record_of(tmp_path, **fields):
+    file = write(tmp_path / "a.jsonl", json.dumps(fields) + "\n")
+    return next(read_records([file]))
+
+
+def test_missing_and_wrong_fields_are_named(tmp_path):
+    record = record_of(tmp_path, text=["a"], label={"x": 1}, flag=True)
+    with pytest.raises(DataError, match=r"line 1 must have a field 'lable'; found text, label"):
+        record.value("lable")
+    with pytest.raises(DataError, match=r"must have text in 'text'; found \['a'\]"):
+        record.text("text")
+    with pytest.raises(DataError, match=r"list of texts in 'label'; found {'x': 1}"):
+        record.texts("label")
+    with pytest.raises(DataError, match="must have text in 'flag'; found True"):
+        record.text("flag")
+    assert record.texts("text") == ["a"]
+
+
+def test_fields_are_found_by_setting_or_usual_name(tmp_path):
+    record = record_of(tmp_path, id=3, review="good", sentiment="pos")
+    assert find_text_field(record, "") == "review"
+    assert find_label_field(record, "") == "sentiment"
+    assert find_text_field(record, "id") == "id"
+    with pytest.raises(
+        DataError, match=r"must have the field 'revue' of data.text_field; found id"
+    ):
+        find_text_field(record, "revue")
+    unknown = record_of(tmp_path, first="good", second="pos")
+    with pytest.raises(DataError, match=r"field of data.text_field must be known .* found first"):
+        find_text_field(unknown, "")
+
+
+@pytest.mark.parametrize(
+    ("row", "is_header"),
+    [("text,label", True), ("text,", False), ("text,text", False), ("one,two", False)],
+)
+def test_a_header_names_every_column_once(tmp_path, row, is_header):
+    path = write(tmp_path / "x.csv", f"{row}\nfirst,1\nsecond,2\n")
+    assert len(list(read_records([path]))) == (2 if is_header else 3)

@@ -1,0 +1,56 @@
+"""Attention weights of a prefix LM, named as an encoder-decoder's."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dragoman.config import ModelConfig
+from dragoman.explain.attention_capture import align_batch, record_attention
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
+
+SOURCE, TARGET = [5, 6, 7], [8, 9]
+
+
+def prefix_lm() -> EncoderDecoder:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        architecture="prefix_lm",
+        encoder=(),
+        decoder=("transformer*2",),
+        width=16,
+        heads=2,
+        ffn_width=32,
+    )
+    return build_model(config, src_vocab_size=12, tgt_vocab_size=12).eval()
+
+
+def test_one_stack_has_the_maps_of_two() -> None:
+    maps = record_attention(prefix_lm(), SOURCE, TARGET)
+    shapes = {path: weights.shape for path, weights in maps.attentions.items()}
+    assert shapes == {
+        f"{path.format(layer)}": shape
+        for layer in (0, 1)
+        for path, shape in {
+            "encoder.{}.self": (2, 4, 4),
+            "decoder.{}.cross": (2, 3, 4),
+            "decoder.{}.self": (2, 3, 3),
+        }.items()
+    }
+    np.testing.assert_allclose(maps.attentions["encoder.1.self"].sum(-1), 1, atol=1e-5)
+    target = maps.attentions["decoder.1.cross"].sum(-1) + maps.attentions["decoder.1.self"].sum(-1)
+    np.testing.assert_allclose(target, 1, atol=1e-5)
+    assert not np.triu(maps.attentions["decoder.0.self"], 1).any()
+
+
+def test_alignments_are_the_weights_on_the_source() -> None:
+    model = prefix_lm()
+    alignments = align_batch(model, [SOURCE, [5]], [TARGET, [8, 9, 10]])
+    assert alignments is not None
+    maps = record_attention(model, SOURCE, TARGET)
+    expected = np.stack(
+        [maps.attentions[f"decoder.{layer}.cross"].mean(0) for layer in (0, 1)]
+    ).mean(0)
+    np.testing.assert_allclose(alignments[0], expected[:2], atol=1e-5)
+    assert alignments[1].shape == (3, 2)

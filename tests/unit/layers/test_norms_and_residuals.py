@@ -1,0 +1,89 @@
+"""Norms and gated activations against what others wrote."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dragoman.layers.feed_forward import GEGLU, FeedForward, SwiGLU
+from dragoman.layers.norms_and_residuals import BatchNorm, RMSNorm, ScaleNorm, T5Norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_t5s_norm_is_that_of_transformers(dtype: torch.dtype) -> None:
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    torch.manual_seed(0)
+    ours, theirs = T5Norm(8).to(dtype), T5LayerNorm(8, eps=1e-6).to(dtype)
+    nn.init.normal_(ours.weight)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 3, 8, dtype=dtype) * 30
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+
+
+def test_t5s_norm_is_rms_norm_where_numbers_are_exact() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    torch.testing.assert_close(T5Norm(8, 1e-5).double()(x), RMSNorm(8, 1e-5).double()(x))
+
+
+def test_scale_norm_puts_vectors_on_one_sphere() -> None:
+    x = torch.tensor([[3.0, 4.0], [0.0, -2.0], [0.0, 0.0]])
+    norm = ScaleNorm(2)
+    torch.testing.assert_close(
+        norm(x)[:2].norm(dim=-1), torch.full((2,), 2**0.5)
+    )  # g starts at the root of the width
+    torch.testing.assert_close(norm(x), norm.weight * nn.functional.normalize(x, eps=1e-5))
+    assert not norm(x)[2].any()
+    nn.init.constant_(norm.weight, 10.0)
+    torch.testing.assert_close(norm(x)[0], torch.tensor([6.0, 8.0]))
+    assert norm.weight.numel() == 1
+
+
+def test_a_zero_vector_has_a_finite_gradient() -> None:
+    x = torch.zeros(1, 4, requires_grad=True)
+    ScaleNorm(4)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_batch_norm_is_pytorchs() -> None:
+    torch.manual_seed(0)
+    ours, theirs = BatchNorm(4), nn.BatchNorm1d(4)
+    for _ in range(3):  # training: the batch's own numbers, and averages that run
+        x = torch.randn(2, 3, 4) * 2 + 1
+        torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view(x.shape))
+    ours.eval(), theirs.eval()
+    x = torch.randn(1, 1, 4)
+    torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view(x.shape))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+
+def test_batch_norm_of_one_vector_uses_the_averages() -> None:
+    norm, x = BatchNorm(4), torch.randn(1, 1, 4)
+    torch.testing.assert_close(norm(x), norm.eval()(x))
+
+
+@pytest.mark.parametrize(("gate", "name"), [(SwiGLU, "silu"), (GEGLU, "gelu")])
+def test_gated_layers_are_those_of_transformers(gate: type[nn.Module], name: str) -> None:
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
+
+    torch.manual_seed(0)
+    theirs = LlamaMLP(
+        LlamaConfig(
+            hidden_size=6,
+            num_attention_heads=2,
+            intermediate_size=10,
+            hidden_act=name,
+            mlp_bias=True,
+        )
+    )
+    ours = FeedForward(6, 10, activation=gate())
+    assert ours.inner.weight.shape == (20, 6)
+    with torch.no_grad():
+        ours.inner.weight.copy_(torch.cat([theirs.gate_proj.weight, theirs.up_proj.weight]))
+        ours.inner.bias.copy_(torch.cat([theirs.gate_proj.bias, theirs.up_proj.bias]))
+        ours.outer.load_state_dict(theirs.down_proj.state_dict())
+    x = torch.randn(2, 3, 6)
+    torch.testing.assert_close(ours(x), theirs(x))

@@ -1,0 +1,580 @@
+"""Recurrent blocks against PyTorch's cells and against loops written from the papers' equations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recurrent_kit import MASK, D, copied, place
+from torch import Tensor, nn
+
+from dragoman.attention import edit, heads_off, record
+from dragoman.attention.catalogue import ALIGNMENTS, SCORES
+from dragoman.config import ModelConfig, read_config
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.search_strategy import search
+from dragoman.decoding.source_batch import pad_sources
+from dragoman.errors import ConfigError
+from dragoman.layers.rnn import MEMORY_SUMMARIES
+from dragoman.models.block_parser import parse_blocks
+from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext, Memory
+from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer
+from dragoman.recipes.catalogue import RECIPES, recipes_of
+from dragoman.text.special_tokens import BOS, EOS
+
+
+def decoder(kind: type[RNNLayer], **options: object) -> RNNLayer:
+    torch.manual_seed(0)
+    return kind.build(place(causal=True), **{"residual_connection": False, **options}).double()  # type: ignore[arg-type]
+
+
+def inputs() -> tuple[Tensor, Memory]:
+    """Make targets (B, T, D) and a padded memory (B, S, D)."""
+    torch.manual_seed(1)
+    return torch.randn(2, 4, D, dtype=torch.float64), Memory(
+        torch.randn(2, 5, D, dtype=torch.float64), MASK
+    )
+
+
+def attend(query: Tensor, values: Tensor) -> Tensor:
+    """Look at a memory of one sentence (S, D) from one state (D,), with the scaled dot product."""
+    weights = (values @ query / D**0.5).softmax(0)
+    return weights @ values
+
+
+@pytest.mark.parametrize("input_feeding", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("initial_cell", [False, True])
+@torch.no_grad()
+def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool) -> None:
+    """Equation 5 and section 3.3 of Luong et al. (2015), a sentence and a position at a time; both
+    first states from the memory.
+    """
+    layer = decoder(
+        LSTMLayer,
+        attention="scaled_dot",
+        input_feeding=input_feeding,
+        layers=layers,
+        initial_state="last",
+        initial_cell=initial_cell,
+    )
+    x, memory = inputs()
+    found = layer(x, ForwardContext(memory=memory))
+    cells = [
+        copied(
+            layer.asking.recurrence,
+            n,
+            nn.LSTMCell((1 + (input_feeding and n == 0)) * D, D).double(),
+        )
+        for n in range(layers)
+    ]
+    for row, length in enumerate((5, 3)):
+        values = memory.values[row, :length]
+        start = torch.tanh(layer.initial(values[-1])).view(layers, D)
+        cell = (
+            torch.tanh(layer.initial_cell(values[-1])).view(layers, D)
+            if initial_cell
+            else torch.zeros_like(start)
+        )
+        states = [(start[n], cell[n]) for n in range(layers)]
+        attentional = torch.zeros(D, dtype=torch.float64)  # the h~ of the last step
+        for step in range(4):
+            hidden = torch.cat([x[row, step], attentional]) if input_feeding else x[row, step]
+            for n, step_cell in enumerate(cells):
+                states[n] = step_cell(hidden, states[n])
+                hidden = states[n][0]
+            attentional = torch.tanh(
+                layer.asking.readout.weight @ torch.cat([attend(hidden, values), hidden])
+            )
+            torch.testing.assert_close(found[row, step], attentional)
+
+
+@torch.no_grad()
+def test_bahdanau_step_by_step() -> None:
+    """Sections 3.1 and A.2 of Bahdanau et al. (2015): the old state asks, the answer goes into the
+    gates, maxout reads.
+    """
+    layer = decoder(GRULayer, attention="additive", decoder="bahdanau", initial_state="first")
+    score = layer.cross.score
+    w_a, u_a, v_a = score.query_proj.weight, score.key_proj.weight, score.energy.weight[0]
+    x, memory = inputs()
+    found = layer(x, ForwardContext(memory=memory))
+    kernel = layer.asking.recurrence.kernel
+    wr, wz, wn = kernel.weight_ih_l0.split(D)
+    ur, uz, un = kernel.weight_hh_l0.split(D)
+    for bias in (kernel.bias_ih_l0, kernel.bias_hh_l0):
+        assert not bias.any()  # the paper has none
+    u_o, v_o, c_o = layer.asking.readout.weight.split(D, dim=1)
+    for row, length in enumerate((5, 3)):
+        values = memory.values[row, :length]
+        state = torch.tanh(layer.initial(values[0]))
+        for step in range(4):
+            energies = torch.stack(
+                [v_a @ torch.tanh(w_a @ state + u_a @ value) for value in values]
+            )
+            context = energies.softmax(0) @ values
+            both = torch.cat([x[row, step], context])
+            reset, keep = (
+                torch.sigmoid(wr @ both + ur @ state),
+                torch.sigmoid(wz @ both + uz @ state),
+            )
+            proposal = torch.tanh(
+                wn @ both + reset * (un @ state)
+            )  # the paper has U (r o s), the kernels r o (U s)
+            state = (1 - keep) * proposal + keep * state
+            pairs = u_o @ state + v_o @ x[row, step] + c_o @ context
+            torch.testing.assert_close(found[row, step], torch.maximum(pairs[0::2], pairs[1::2]))
+
+
+@torch.no_grad()
+def test_gnmt_step_by_step() -> None:
+    """Wu et al. (2016), section 3: the answer to the lowest layer's last state enters every layer;
+    the third and later add their input.
+    """
+    layer = decoder(
+        LSTMLayer, attention="scaled_dot", decoder="gnmt", layers=4, initial_state="zero"
+    )
+    x, memory = inputs()
+    found = layer(x, ForwardContext(memory=memory))
+    recurrences = [layer.asking.recurrence, *layer.asking.above]  # type: ignore[misc]
+    cells = [copied(each, 0, nn.LSTMCell(2 * D, D).double()) for each in recurrences]
+    for row, length in enumerate((5, 3)):
+        states = [(torch.zeros(D, dtype=torch.float64),) * 2 for _ in cells]
+        for step in range(4):
+            context = attend(states[0][0], memory.values[row, :length])
+            flow = x[row, step]
+            for n, cell in enumerate(cells):
+                states[n] = cell(torch.cat([flow, context]), states[n])
+                flow = states[n][0] + flow if n >= 2 else states[n][0]
+            torch.testing.assert_close(found[row, step], flow)
+
+
+@pytest.mark.parametrize(
+    ("score", "alignment"),
+    [
+        *((score, "softmax") for score in SCORES),
+        *(("additive", alignment) for alignment in ALIGNMENTS),
+    ],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"input_feeding": True}, {"decoder": "bahdanau"}, {"decoder": "gnmt", "layers": 3}],
+)
+@torch.no_grad()
+def test_extending_equals_forward_with_every_score_and_alignment(
+    score: str, alignment: str, options: dict[str, object]
+) -> None:
+    layer = decoder(GRULayer, attention=score, alignment=alignment, **options).eval()
+    x, memory = inputs()
+    whole = layer(x, ForwardContext(memory=memory))
+    state, children = layer.start(ForwardContext(memory=memory)), []
+    for piece in (x[:, :1], x[:, 1:3], x[:, 3:]):
+        output, state = layer.extend(piece, state)
+        children.append(output)
+    torch.testing.assert_close(torch.cat(children, 1), whole)
+    short = layer(
+        x[1:], ForwardContext(memory=Memory(memory.values[1:, :3]))
+    )  # without its padding
+    torch.testing.assert_close(whole[1:], short)
+
+
+@pytest.mark.parametrize("options", [{}, {"input_feeding": True}, {"decoder": "bahdanau"}])
+@torch.no_grad()
+def test_attention_is_noted_once_for_all_positions(options: dict[str, object]) -> None:
+    layer = decoder(LSTMLayer, attention="scaled_dot", **options)
+    x, memory = inputs()
+    with record(layer) as notes:
+        layer(x, ForwardContext(memory=memory))
+    assert [note.weights.shape for note in notes.calls("cross")] == [(2, 1, 4, 5)]
+    assert not notes["cross"].weights[1, :, :, 3:].any()
+    with edit(layer, {"cross": heads_off([0])}), record(layer) as off:
+        layer(x, ForwardContext(memory=memory))
+    assert not off["cross"].output.any()
+    assert layer.cross.hooks is None
+
+
+@torch.no_grad()
+def test_the_state_is_named_tensors_with_rows_first() -> None:
+    layer = decoder(LSTMLayer, attention="scaled_dot", input_feeding=True, layers=2)
+    x, memory = inputs()
+    state = layer.extend(x, layer.start(ForwardContext(memory=memory))).state
+    assert {name: tuple(tensor.shape) for name, tensor in state.recurrent.items()} == {
+        "hidden": (2, 2, D),
+        "cell": (2, 2, D),
+        "previous_output": (2, D),
+        "alignment.mask": (2, 5),
+    }
+    assert state.length == 4
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@torch.no_grad()
+def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
+    """Against PyTorch's own bidirectional network, a sentence at a time: its last states are h_n
+    (and Bahdanau's is the backward one).
+    """
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoder=(f"bi{kind}(residual_connection=false)",),
+        decoder=(f"{kind}(initial_state=last_bidirectional)",),
+        width=D,
+        heads=1,
+        positions="none",
+        dropout=0.0,
+    )
+    model = build_model(config, src_vocab_size=9, tgt_vocab_size=9).double().eval()
+    src = torch.tensor([[4, 5, 6, 7, 8], [8, 7, 6, 0, 0]])
+    memory = model.encode(src, MASK)
+    (_, layer), *_ = model.encoder.blocks()
+    network = (nn.LSTM if kind == "lstm" else nn.GRU)(
+        D, D // 2, bidirectional=True, batch_first=True
+    ).double()
+    weights = {**layer.sides.ahead.kernel.state_dict()} | {
+        f"{k}_reverse": v for k, v in layer.sides.back.kernel.state_dict().items()
+    }
+    network.load_state_dict(weights)
+    for row, length in enumerate((5, 3)):
+        _, after = network(
+            model.src_entrance(model.embeddings["shared"](src[row : row + 1, :length]))
+        )
+        forward, back = (after[0] if kind == "lstm" else after).unbind()
+        torch.testing.assert_close(
+            MEMORY_SUMMARIES["last_bidirectional"](memory.values, MASK)[row],
+            torch.cat([forward[0], back[0]]),
+        )
+        torch.testing.assert_close(
+            MEMORY_SUMMARIES["last_backward"](memory.values, MASK)[row], back[0]
+        )
+
+
+@pytest.mark.parametrize("name", recipes_of("translate"))
+def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
+    """Luong, Xu and See both of an LSTM's; Bahdanau the last backward state of gated units; GNMT,
+    Raffel and Sockeye's ladder none.
+    """
+    config = RECIPES.load(name)()
+    specs = [spec for spec in parse_blocks(config.model.decoder) if spec.name in ("lstm", "gru")]
+    both = name.startswith("luong2015") or name in ("xu2015", "see2017")
+    for spec in specs:
+        assert spec.options.get("initial_cell", False) == both
+        assert (spec.options["initial_state"] == "zero") == (
+            not both and name not in ("bahdanau2015", "chorowski2015", "sutskever2014")
+        )
+    if name == "bahdanau2015":
+        assert specs[0].options["initial_state"] == "last_backward"
+
+
+def test_weights_from_before_the_cell_state_load_as_they_were() -> None:
+    """A bundle's configuration that does not name initial_cell has no weights for it, and its cell
+    starts at zero.
+    """
+    config = ModelConfig(
+        encoder=("bilstm",), decoder=("lstm(attention=dot, initial_state=first)",), width=D, heads=1
+    )
+    model = build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+    assert {path.rpartition(".")[0] for path in model.state_dict() if "initial" in path} == {
+        "decoder.0.initial"
+    }
+    state = model.start(model.encode(torch.tensor([[4, 5]])))
+    assert not state.children["decoder"].children["0"].recurrent["cell"].any()
+
+
+def test_without_a_summary_a_plain_decoder_knows_nothing_of_the_source() -> None:
+    x, memory = inputs()
+    other = Memory(memory.values + 1, memory.mask)
+    blind, told = decoder(GRULayer, initial_state="zero"), decoder(GRULayer)
+    assert blind(x, ForwardContext(memory=memory)).equal(blind(x, ForwardContext(memory=other)))
+    assert not told(x, ForwardContext(memory=memory)).equal(told(x, ForwardContext(memory=other)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"layers": 2}, {"layers": 2, "attention": "scaled_dot", "input_feeding": True}]
+)
+def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    layer = LSTMLayer.build(
+        place(causal=True, dropout=0.5), residual_connection=False, **options
+    ).double()  # type: ignore[arg-type]
+    x, memory = inputs()
+    assert not layer(x, ForwardContext(memory=memory)).equal(
+        layer(x, ForwardContext(memory=memory))
+    )
+    layer.eval()
+    assert layer(x, ForwardContext(memory=memory)).equal(layer(x, ForwardContext(memory=memory)))
+
+
+@pytest.mark.parametrize(
+    ("block", "causal", "problem"),
+    [
+        ("bilstm", True, "must be causal; found bilstm, which is bidirectional; use lstm"),
+        ("bigru", True, "must be causal; found bigru, which is bidirectional; use gru"),
+        (
+            "lstm(decoder=during)",
+            True,
+            "decoder of 'lstm(decoder=during)' in model.decoder must be one of bahdanau, "
+            "luong, gnmt; found 'during'",
+        ),
+        (
+            "gru(initial_state=midst)",
+            True,
+            "must be one of first, last, mean, last_backward, last_bidirectional, encoder, "
+            "zero; found 'midst'",
+        ),
+        (
+            "lstm(layers=0)",
+            True,
+            "layers of 'lstm(layers=0)' in model.decoder must be at least 1; found 0",
+        ),
+        ("lstm(attention=scaled_dots)", True, "found 'scaled_dots'; did you mean scaled_dot"),
+        (
+            "lstm(attention=mocha, alignment=monotonic)",
+            True,
+            "one alignment; found attention=mocha and alignment=monotonic; give one, or a "
+            "score for it",
+        ),
+        (
+            "lstm(attention=scaled_dot, alignment=softmaxx)",
+            True,
+            "found 'softmaxx'; did you mean softmax",
+        ),
+        (
+            "lstm(attention=scaled_dot)",
+            False,
+            "is for decoders; found attention=scaled_dot",
+        ),
+        (
+            "gru(input_feeding=true)",
+            True,
+            "input_feeding needs attention; found input_feeding=true with attention=none",
+        ),
+        (
+            "lstm(attention=dot, decoder=gnmt, input_feeding=true)",
+            True,
+            "decoder=gnmt has no input feeding; found input_feeding=true",
+        ),
+        ("gru(reverse=true)", True, "found reverse=true in a decoder"),
+        (
+            "gru(initial_cell=true)",
+            True,
+            "initial_cell needs an LSTM's cell state; found initial_cell=true in a gru; "
+            "leave it out, or use lstm",
+        ),
+        ("lstm(initial_cell=true)", False, "found initial_cell=true in an encoder; leave it out"),
+        (
+            "lstm(attention=dot, initial_state=zero, initial_cell=true)",
+            True,
+            "found initial_cell=true with initial_state=zero; leave it out",
+        ),
+        (
+            "lstm(initial_state=last_bidirectional)",
+            True,
+            "ends in bigru or bilstm; found initial_state=last_bidirectional with "
+            "model.encoder=[transformer]; use first, last or mean",
+        ),
+        (
+            "gru(initial_state=last_backward)",
+            True,
+            "found initial_state=last_backward with model.encoder=[transformer]",
+        ),
+        (
+            "lstm(initial_state=encoder)",
+            True,
+            "block with as many layers; found layers=1 with model.encoder=[transformer]; "
+            "make the two equal, or use last or mean",
+        ),
+        ("sru(weight_dropout=0.5)", True, "found weight_dropout=0.5; leave it out, or use lstm"),
+        ("sru(initial_cell=true)", True, "found initial_cell=true in a sru; leave it out"),
+        ("birnn", True, "must be causal; found birnn, which is bidirectional; use rnn"),
+        ("sliced_rnn", True, "must be causal; found sliced_rnn"),
+        (
+            "sliced_rnn(slice_length=1)",
+            False,
+            "slice_length of 'sliced_rnn(slice_length=1)' in model.encoder must be at least "
+            "2; found 1",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) -> None:
+    stacks = {"encoder": ("transformer",), "decoder": ("transformer",)} | {
+        "decoder" if causal else "encoder": (block,)
+    }
+    with pytest.raises(ConfigError) as caught:
+        build_model(
+            ModelConfig(**stacks, width=8, heads=2, ffn_width=8), src_vocab_size=9, tgt_vocab_size=9
+        )
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "problem"),
+    [
+        ("lstm(layers=2)", "lstm(layers=3, initial_state=encoder)", "found layers=3 with model"),
+        ("gru", "lstm(initial_state=encoder)", "found layers=1 with model.encoder=[gru]"),
+        ("bilstm", "lstm(initial_state=encoder)", "found layers=1 with model.encoder=[bilstm]"),
+        (
+            "lstm",
+            "lstm(attention=dot, initial_state=encoder, decoder=gnmt)",
+            "found decoder=gnmt; make the two equal",
+        ),
+        (
+            "lstm",
+            "lstm(attention=dot, initial_state=encoder, initial_cell=true)",
+            "found initial_cell=true with initial_state=encoder; leave it out",
+        ),
+        (
+            "lstm",
+            "lstm(initial_state=encoder)",
+            "found a residual connection in 'lstm' of model.encoder; give it "
+            "residual_connection=false",
+        ),
+    ],
+)
+def test_final_states_are_copied_between_equals_only(
+    encoder: str, decoder: str, problem: str
+) -> None:
+    config = ModelConfig(encoder=(encoder,), decoder=(decoder,), width=8, heads=2, positions="none")
+    with pytest.raises(ConfigError) as caught:
+        build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+    assert problem in str(caught.value)
+
+
+def test_an_encoder_whose_states_are_copied_is_never_skipped() -> None:
+    config = ModelConfig(
+        encoder=("gru",), decoder=("gru(attention=dot, initial_state=encoder)",), layer_drop=0.1
+    )
+    with pytest.raises(ConfigError, match=r"cannot be skipped; found model\.layer_drop=0\.1"):
+        build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn", "sru"])
+@torch.no_grad()
+def test_a_decoder_without_attention_goes_on_from_the_encoders_final_states(kind: str) -> None:
+    """Sutskever et al. (2014): one RNN over the reversed source, another from its final states;
+    PyTorch's modules where there are some.
+    """
+    torch.manual_seed(0)
+    options = "layers=2, residual_connection=false"
+    config = ModelConfig(
+        encoder=(f"{kind}({options}, reverse=true)",),
+        decoder=(f"{kind}({options}, initial_state=encoder)",),
+        width=D,
+        heads=1,
+        positions="none",
+        dropout=0.0,
+        scale_embeddings=False,
+    )
+    model = build_model(config, src_vocab_size=12, tgt_vocab_size=12).double().eval()
+    for weight in model.parameters():
+        weight.normal_(std=0.5)
+    mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
+    src, tgt = torch.randint(4, 12, (3, 6)), torch.randint(4, 12, (3, 5))
+    found = model(src, tgt, mask)
+    table = model.embeddings["shared"].weight
+    encoder = model.encoder.get_submodule("0").recurrence
+    decoder = model.decoder.get_submodule("0").recurrence
+    for row, length in enumerate((6, 2, 4)):
+        source = table[src[row, :length].flip(0)].unsqueeze(0)
+        target = table[tgt[row]].unsqueeze(0)
+        if kind == "sru":
+            state = encoder.run(source, encoder.zero_state(source)).rnn_state
+            hidden = decoder.run(target, state).output
+        else:
+            state = encoder.kernel(source)[1]
+            hidden = decoder.kernel(target, state)[0]
+        torch.testing.assert_close(found[row], hidden[0] @ table.t())
+    state = model.start(model.encode(src, mask))
+    for position in range(5):
+        logits, state = model.step(tgt[:, position], state)
+        torch.testing.assert_close(logits, found[:, position])
+
+
+def test_two_sides_need_an_even_width() -> None:
+    config = ModelConfig(encoder=("bilstm",), decoder=("lstm",), width=7, heads=1, positions="none")
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"'bilstm': model\.width must be even for a bidirectional RNN; found 7; try "
+            r"model\.width=8"
+        ),
+    ):
+        build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "lstm",
+        "gru(attention=additive, decoder=bahdanau)",
+        "lstm(attention=general, input_feeding=true)",
+        "lstm(attention=mocha, decoder=gnmt, layers=2)",
+        "gru(attention=coverage)",
+    ],
+)
+def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
+    """The incremental decoder and teacher forcing agree, whatever beams were reordered and dropped
+    (tensor2tensor#917).
+    """
+    torch.manual_seed(11)
+    config = ModelConfig(encoder=("bilstm",), decoder=(block,), width=16, heads=2, dropout=0.0)
+    model = build_model(config, src_vocab_size=12, tgt_vocab_size=12).eval()
+    for weight in model.parameters():
+        weight.data.mul_(2.0)  # so that it has opinions, and beams change places
+    sources = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9]]
+    with torch.no_grad():
+        memory = model.encode(*pad_sources(sources))
+        found = search(
+            model, memory, limits=torch.tensor([3, 9, 1, 6]), strategy=BeamSearch(size=3, nbest=3)
+        )
+        for source, hypotheses in zip(sources, found, strict=True):
+            for each in hypotheses:
+                written = [*each.tokens, EOS] if each.finished else each.tokens
+                log_probs = model(pad_sources([source]).ids, torch.tensor([[BOS, *written[:-1]]]))[
+                    0
+                ].log_softmax(-1)
+                expected = [float(log_probs[at, token]) for at, token in enumerate(written)]
+                assert each.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+@torch.no_grad()
+def test_recurrent_blocks_stand_beside_others() -> None:
+    """Hybrids: the lists of the architecture's own example as they are written, stepped as in one
+    pass.
+    """
+    torch.manual_seed(0)
+    stacks = [
+        "model.encoder=[conv*2, transformer*3, bilstm]",
+        "model.decoder=[lstm(attention=monotonic), transformer*2]",
+    ]
+    sizes = [
+        "model.width=16",
+        "model.heads=2",
+        "model.ffn_width=16",
+        "model.dropout=0",
+        "model.residual=pre_norm",
+    ]
+    config = read_config(overrides=[*stacks, *sizes]).model
+    model = build_model(config, src_vocab_size=12, tgt_vocab_size=12).double().eval()
+    src, tgt = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 4))
+    state, children = model.start(model.encode(src, MASK)), []
+    for token in tgt.unbind(1):
+        logits, state = model.step(token, state)
+        children.append(logits)
+    torch.testing.assert_close(torch.stack(children, 1), model(src, tgt, MASK))
+
+
+def test_weights_come_into_a_model_without_any() -> None:
+    """A bundle is loaded into a model on the meta device."""
+    config = ModelConfig(
+        encoder=("bigru",),
+        decoder=("gru(attention=scaled_dot, decoder=bahdanau)",),
+        width=8,
+        heads=2,
+        dropout=0.0,
+    )
+    torch.manual_seed(0)
+    whole = build_model(config, src_vocab_size=9, tgt_vocab_size=9).eval()
+    with torch.device("meta"):
+        empty = build_model(config, src_vocab_size=9, tgt_vocab_size=9).eval()
+    empty.load_state_dict(whole.state_dict(), assign=True)
+    src, tgt = torch.randint(4, 9, (2, 5)), torch.randint(4, 9, (2, 3))
+    assert empty(src, tgt, MASK).equal(whole(src, tgt, MASK))

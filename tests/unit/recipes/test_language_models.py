@@ -1,0 +1,95 @@
+"""Language model recipes: the papers' sizes, equal comparisons, miniatures that learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from language_kit import lines_of, records_of, trainer_of
+
+from dragoman.config import read_config
+from dragoman.recipes.miniature import mini
+from dragoman.tasks.language_model import LanguageTask
+from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.progress import QuietProgress
+
+RECIPES = (
+    "dai2019_lm",
+    "dai2019_bytes",
+    "merity2018",
+    "vaswani2017_lm",
+    "vaswani2017_bytes",
+    "radford2018",
+    "kitaev2020_lm",
+)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_settings_fit_each_other(name: str) -> None:
+    config = read_config(recipe=name, task="language")
+    assert config.problems() == []
+    assert mini(config).problems() == []
+    assert config.train.label_smoothing == 0.0  # perplexity is of the model's distribution
+
+
+def test_transformer_xl_has_the_sizes_of_wikitext_2() -> None:
+    config = read_config(recipe="dai2019_lm", task="language")
+    model, language = config.model, config.language
+    assert model.decoder == ("transformer*10",)
+    assert (model.width, model.heads, model.ffn_width) == (400, 10, 900)
+    assert (language.segment, language.memory) == (128, 128)
+    assert config.train.batch_tokens == 64 * 128
+    # Distances of training: up to a segment and a memory, less one.
+    assert language.clamp_distance == language.segment + language.memory - 1
+
+
+@pytest.mark.parametrize(
+    ("xl", "plain"), [("dai2019_lm", "vaswani2017_lm"), ("dai2019_bytes", "vaswani2017_bytes")]
+)
+def test_the_plain_transformer_is_as_large_and_has_equal_context(xl: str, plain: str) -> None:
+    one, other = (read_config(recipe=name, task="language") for name in (xl, plain))
+    for name in ("decoder", "width", "heads", "ffn_width", "dropout"):
+        assert getattr(one.model, name) == getattr(other.model, name)
+    assert one.train == other.train
+    assert other.language.segment == one.language.segment + one.language.memory
+    assert other.language.segment - other.language.eval_stride == one.language.memory
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_miniature_learns(name: str, tmp_path: Path) -> None:
+    config = mini(read_config(recipe=name, task="language"))
+    # As many steps as a test affords; a subword model of eight letters has few merges.
+    config = config.replace(
+        train={
+            "steps": 60,
+            "learning_rate": 1e-2,
+            "batch_tokens": 512,
+            "warmup_steps": 6,
+            "checkpoint_every": 999,
+            "validate_every": 999,
+            "precision": "float32",
+        },
+        text={"vocab_size": min(config.text.vocab_size, 270)},
+    )
+    lines = lines_of(400)
+    trainer = trainer_of(tmp_path / "run", config, lines)
+    task = trainer._step.task
+    assert isinstance(task, LanguageTask)
+    store = task.encode(records_of(lines_of(30, seed=1)))
+
+    def perplexity() -> float:
+        found = task.evaluate(
+            trainer.model.eval(),
+            store,
+            device=CPU,
+            precision=choose_precision("float32", CPU),
+            progress=QuietProgress(),
+        )
+        return found["perplexity"]
+
+    before = perplexity()
+    with trainer._run:
+        trainer.fit()
+    assert perplexity() < 0.35 * before

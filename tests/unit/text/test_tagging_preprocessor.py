@@ -1,0 +1,190 @@
+"""Vocabularies, features and label sets of taggers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.config import Config
+from dragoman.config.config import TextConfig
+from dragoman.config.tag import TOKEN_FEATURES, TagConfig
+from dragoman.errors import BundleError
+from dragoman.text.special_tokens import UNK
+from dragoman.text.tagging_preprocessor import (
+    TaggedSentence,
+    TaggingPreprocessor,
+    segment_tags,
+    token_feature,
+    word_shape,
+)
+
+SENTENCES = [
+    TaggedSentence(
+        tokens=["The", "cat", "sat", "42"],
+        tags=["B-NP", "I-NP", "B-VP", "O"],
+        column=["DT", "NN", "VB", "CD"],
+        auxiliary={"xpos": ["a", "b", "c", "a"]},
+    ),
+    TaggedSentence(
+        tokens=["the", "dog", "sat", "43"],
+        tags=["B-NP", "I-NP", "B-VP", "O"],
+        column=["DT", "NN", "VB", "CD"],
+        auxiliary={"xpos": ["a", "b", "c", "a"]},
+    ),
+]
+
+
+def build(**settings: Any) -> TaggingPreprocessor:
+    config = Config(
+        task="tag", text=TextConfig(lowercase=True, vocab_size=100), tag=TagConfig(**settings)
+    )
+    return TaggingPreprocessor.build(config, SENTENCES)
+
+
+@pytest.mark.parametrize(
+    ("word", "shape"),
+    [("The", "Xxx"), ("NATO", "XX"), ("1,234.5", "d,dd.d"), ("e-mail", "x-xx"), ("", "")],
+)
+def test_word_shapes(word: str, shape: str) -> None:
+    assert word_shape(word) == shape
+
+
+def test_features_of_a_token() -> None:
+    tokens = ["The", "walking", "dead"]
+    found = {name: token_feature(name, tokens, 1) for name in TOKEN_FEATURES}
+    assert found == {
+        "shape": "xx",
+        "prefix2": "wa",
+        "prefix3": "wal",
+        "prefix4": "walk",
+        "suffix1": "g",
+        "suffix2": "ng",
+        "suffix3": "ing",
+        "suffix4": "king",
+        "previous_bigram": "Thewalking",
+        "next_bigram": "walkingdead",
+    }
+    assert token_feature("previous_bigram", tokens, 0) == "<s>The"
+    assert token_feature("next_bigram", tokens, 2) == "dead</s>"
+
+
+def test_words_are_lowercased_and_characters_are_not() -> None:
+    text = build(normalize_digits=True)
+    the, cat, *_ = text.word_ids(["THE", "cat"])
+    assert text.words.tokens[the] == "the"
+    assert text.words.tokens[cat] == "cat"
+    assert text.word_ids(["99"]) == text.word_ids(["42"])  # both are 00
+    assert text.word_ids(["zebra"]) == [UNK]
+    upper, lower = text.character_ids(["The", "the"])
+    assert upper[0] != lower[0]
+    assert (upper[1:] == lower[1:]).all()
+
+
+def test_long_words_keep_their_beginning_and_end() -> None:
+    text = build(max_characters=5)
+    whole = text.character_ids(["catXXXXdog"[:3] + "t" * 20 + "og"])[0]
+    assert [text.characters.tokens[each] for each in whole] == ["c", "a", "t", "o", "g"]
+    assert text.character_ids(["at"])[0].tolist()[2:] == [0, 0, 0]
+
+
+def test_spans_are_trained_as_iobes_and_written_as_read() -> None:
+    text = build()
+    assert text.scheme == "iob2"
+    assert text.labels.names == (
+        *("O", "B-NP", "I-NP", "E-NP", "S-NP"),
+        *("B-VP", "I-VP", "E-VP", "S-VP"),
+    )
+    ids = text.tag_ids(["B-NP", "I-NP", "B-VP", "O"])
+    assert [text.labels.names[each] for each in ids] == ["B-NP", "E-NP", "S-VP", "O"]
+    assert text.tags_of(ids) == ["B-NP", "I-NP", "B-VP", "O"]
+
+
+def test_unknown_tags_stay_spans_of_their_own() -> None:
+    text = build()
+    ids = text.tag_ids(["B-PP", "I-PP", "O"])
+    assert ids[0] >= len(text.labels)
+    assert text.tags_of(ids) == ["B-<unknown>", "I-<unknown>", "O"]
+    plain = build(scheme="plain")
+    assert plain.tags_of(plain.tag_ids(["B-PP", "O"])) == ["<unknown>", "O"]
+
+
+def test_columns_share_one_table() -> None:
+    text = build(input_field="pos", features=("shape", "suffix1"))
+    ids = text.feature_ids(SENTENCES[0])
+    assert ids.shape == (4, 3)
+    first, second, third = (len(vocabulary) for vocabulary in text.features)
+    assert (ids[:, 0] < first).all()
+    assert (first <= ids[:, 1]).all()
+    assert (ids[:, 1] < first + second).all()
+    assert (ids[:, 2] < first + second + third).all()
+    assert text.feature_size == first + second + third
+
+
+def test_auxiliary_targets_and_word_frequencies() -> None:
+    text = build(auxiliary_fields=("frequency", "xpos"))
+    assert text.auxiliary_sizes == {"frequency": 1, "xpos": 3}
+    many = TaggingPreprocessor.build(
+        Config(task="tag", tag=TagConfig(auxiliary_fields=("frequency",))),
+        [TaggedSentence(tokens=["a"] * 8 + ["b"], tags=["X"] * 9)],
+    )
+    # int(log 8) = 2, int(log 1) = 0
+    assert many.auxiliary_ids(TaggedSentence(tokens=["a", "b", "c"])).tolist() == [[2], [0], [0]]
+    unseen = TaggedSentence(tokens=["the"], auxiliary={"xpos": ["z"]})
+    assert text.auxiliary_ids(unseen)[0, 1] == -1
+
+
+def test_segmentation_tags_characters() -> None:
+    sentence = segment_tags(["我", "喜欢", "自然语"])
+    assert sentence.tokens == list("我喜欢自然语")
+    assert "".join(sentence.tags) == "SBEBME"
+    text = TaggingPreprocessor.build(
+        Config(task="tag", tag=TagConfig(segmentation=True, characters="none")), [sentence]
+    )
+    assert text.scheme == "bmes"
+    assert text.tags_of(text.tag_ids(sentence.tags)) == list("SBEBME")
+
+
+def test_files_give_the_same_text_back() -> None:
+    settings: dict[str, Any] = {
+        "input_field": "pos",
+        "features": ("shape",),
+        "auxiliary_fields": ("xpos", "frequency"),
+    }
+    text = build(**settings)
+    config = Config(
+        task="tag", text=TextConfig(lowercase=True, vocab_size=100), tag=TagConfig(**settings)
+    )
+    files = text.to_files()
+    again = TaggingPreprocessor.from_files(config, files)
+    assert again.to_files() == files
+    for sentence in SENTENCES:
+        assert again.word_ids(sentence.tokens) == text.word_ids(sentence.tokens)
+        assert again.tag_ids(sentence.tags) == text.tag_ids(sentence.tags)
+        np.testing.assert_array_equal(again.feature_ids(sentence), text.feature_ids(sentence))
+        np.testing.assert_array_equal(again.auxiliary_ids(sentence), text.auxiliary_ids(sentence))
+
+
+def test_bad_files_are_refused() -> None:
+    text = build()
+    config = Config(task="tag", tag=text.config)
+    files = text.to_files()
+    with pytest.raises(BundleError, match=r"must have labels\.json; found characters\.json"):
+        TaggingPreprocessor.from_files(
+            config, {k: v for k, v in files.items() if k != "labels.json"}
+        )
+    rest = json.loads(files["tagging.json"])
+    for change in (
+        {"format": 2},
+        {"scheme": "iob9"},
+        {"frequencies": [1]},
+        {"features": [["a"]]},
+        {"auxiliary": {"xpos": ["a"]}},
+        {"auxiliary": []},
+    ):
+        bad = json.dumps(change | {k: v for k, v in rest.items() if k not in change}).encode()
+        with pytest.raises(BundleError, match=r"tagging\.json must have the scheme") as caught:
+            TaggingPreprocessor.from_files(config, files | {"tagging.json": bad})
+        assert next(iter(change)) in str(caught.value)
