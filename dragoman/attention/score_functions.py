@@ -1,4 +1,7 @@
-"""Attention score functions: dot product, general, additive and others."""
+"""Attention score functions: dot product, general, additive and others.
+
+To add one, write a subclass of `Score` here and name it in `attention/catalogue.py`.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ShardedTensors:
                 )
         return whole
 
-    def require_fit(self, expected: Mapping[str, Tensor]) -> None:
+    def check_shapes_match(self, expected: Mapping[str, Tensor]) -> None:
         """Raise CorruptError if the tensors do not match a model's."""
         check_tensors_match(self._paths[0], self.header, expected)
 
@@ -78,7 +78,7 @@ class ShardedTensors:
         if len(self._paths) == 1 and rows is None:
             return read_tensors(self._paths[0], expected=expected)
         if expected is not None:
-            self.require_fit(expected)
+            self.check_shapes_match(expected)
         found: dict[str, list[Tensor]] = {}
         row_offsets: dict[str, int] = {}
         for path in self._paths:
@@ -194,11 +194,11 @@ class Checkpoint:
             return {}
         return self._sharded_tensors("carried").read()
 
-    def require_fit(self, expected: CheckpointTensors) -> None:
+    def check_shapes_match(self, expected: CheckpointTensors) -> None:
         """Raise CorruptError if the checkpoint belongs to another model; reads headers only."""
         for part, tensors in expected.items():
             if tensors is not None:
-                self._sharded_tensors(part).require_fit(tensors)
+                self._sharded_tensors(part).check_shapes_match(tensors)
 
     def _sharded_tensors(self, part: str) -> ShardedTensors:
         return ShardedTensors(
@@ -226,7 +226,10 @@ def list_steps(run: Path) -> list[int]:
 
 
 def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
-    """Verify and open a checkpoint; raises CorruptError naming the first damaged file."""
+    """Open a checkpoint after its files were compared with the sizes and SHA-256 of its manifest.
+
+    Raise CorruptError naming the first damaged file.
+    """
     if path.is_symlink():  # its target may belong to another run and must not be pruned
         raise manifest.corrupt_file_error(path, "a symbolic link")
     content = manifest.verify_files(path, sizes_only=sizes_only)
@@ -271,7 +274,7 @@ def write_tensor_files(
     for part in TENSOR_PARTS:
         values = tensors.get(part)
         if values is not None:
-            raise_if_urgent()
+            raise_on_second_interrupt()
             files[f"{part}{file_suffix}.safetensors"] = write_tensors(
                 folder / f"{part}{file_suffix}.safetensors",
                 values,
@@ -306,7 +309,7 @@ def write_checkpoint(
             point="publish.write.state.json",
         )
         content = manifest.write_manifest(temporary, files, {**fields, "step": step})
-        raise_if_urgent()
+        raise_on_second_interrupt()
         if final.exists():
             return _require_same_tensors(open_checkpoint(final), content, temporary)
         publish_directory(temporary, final)
@@ -333,7 +336,7 @@ def _require_same_tensors(
     return published
 
 
-def raise_if_urgent() -> None:
+def raise_on_second_interrupt() -> None:
     """Raise StoppedError at a second stop request, between two files."""
     if signals.is_stop_urgent():
         raise StoppedError(

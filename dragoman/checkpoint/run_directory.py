@@ -353,7 +353,7 @@ class RunDirectory:
                 fix="restore the corpus, or train in another directory",
             )
         if expected is not None:
-            checkpoint.require_fit(expected)
+            checkpoint.check_shapes_match(expected)
         for change in self.environment_changes_since(checkpoint):
             logger.warning("resume is not bit-exact: %s", change)
 

@@ -28,7 +28,7 @@ from dragoman.ops.topk import TopK
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """Keep the `size` best hypotheses at each step; a finished one keeps its place in the beam.
+    """Keep the `size` best hypotheses at each step; a finished one keeps its beam slot.
 
     So a beam of one is greedy search, and a sentence ends after at most `size` finished hypotheses.
     It ends earlier once `nbest` are finished and no unfinished one can still score better than the

@@ -20,9 +20,9 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.text.special_tokens import BOS, EOS
 
-EXTRA_CANDIDATES = (
-    4  # per row, where only `torch.topk` ranks: of equal ones the lower ids are needed
-)
+# Candidates per row beyond the beam size where torch.topk ranks them: ties at the cut are broken by
+# the lower token id.
+EXTRA_CANDIDATES = 4
 # Columns of `BeamState.finished`: the hypothesis has STEPS tokens before EOS, and ROW is its beam
 # in the last of these steps. LOG_PROB is that of EOS.
 _SCORE, _STEPS, _ROW, _LOG_PROB = range(4)
@@ -35,7 +35,7 @@ class ActiveBeams(NamedTuple):
         Tensor  # (N,) index of each sentence in the beam state; one past the last for padding
     )
     tokens: Tensor  # (N, F) last token of each hypothesis
-    log_prob_sums: Tensor  # (N, F) float64; -inf for an empty place in the beam
+    log_prob_sums: Tensor  # (N, F) float64; -inf for an empty beam slot
     alive: Tensor  # (N,) False once the n best of a sentence are known
 
     def take(self, order: Tensor) -> ActiveBeams:
@@ -73,11 +73,11 @@ class BeamDecisions(NamedTuple):
     parents: Tensor  # beam of its sentence that each continues
     tokens: Tensor
     log_prob_sums: Tensor
-    valid: Tensor  # whether it has a place in the beam
+    valid: Tensor  # whether it has a slot in the beam
     ended: Tensor  # whether it has one and ended with EOS
     survives: Tensor  # whether it has one and may continue
     bounds: Tensor  # the best score that what survives can reach; -inf for the others
-    open_beams: Tensor  # (N,) places that were open
+    active_beams: Tensor  # (N,) beam slots without a finished hypothesis, before the step
     alive: Tensor  # (N,) whether the search of the sentence continues
     step: Tensor  # ()
 
@@ -106,9 +106,8 @@ class BeamState:
             (), dtype=torch.bool, device=device
         )  # no log-probability is NaN
         self.limits = torch.zeros(rows, dtype=long, device=device)
-        self.open_beams = torch.zeros(
-            rows, dtype=long, device=device
-        )  # places without a finished one
+        # Beam slots without a finished hypothesis.
+        self.active_beams = torch.zeros(rows, dtype=long, device=device)
         # Twice the size: candidates that do not end are written to the second half, unchanged.
         self.finished = torch.zeros(rows, 2 * size, 4, dtype=double, device=device)
         self.truncated = torch.zeros(rows, size, dtype=double, device=device)  # scores at the limit
@@ -139,7 +138,7 @@ class BeamState:
         self.step.zero_()
         self.all_finite.fill_(True)
         self.limits.zero_()[:count].copy_(torch.from_numpy(limits))
-        self.open_beams.fill_(self.size)
+        self.active_beams.fill_(self.size)
         for scores in (self.finished[..., _SCORE], self.truncated):
             scores.fill_(-torch.inf)  # none yet
         numbers = torch.arange(rows, device=self.device)
@@ -165,21 +164,21 @@ class BeamState:
         called with the beams before the step and its decisions.
         """
         found = self._select_candidates(beams, log_probs, ids)
-        open_beams = self.open_beams.index_select(0, beams.sentences)
+        active_beams = self.active_beams.index_select(0, beams.sentences)
         limits = self.limits.index_select(0, beams.sentences)
         valid = found.log_prob_sums.isfinite() & (
-            self._arange[: found.log_prob_sums.size(1)] < open_beams.unsqueeze(1)
+            self._arange[: found.log_prob_sums.size(1)] < active_beams.unsqueeze(1)
         )
         is_eos = found.tokens == EOS
         ended = valid & is_eos
-        self._store_finished(beams, found, ended & beams.alive.unsqueeze(1), open_beams)
+        self._store_finished(beams, found, ended & beams.alive.unsqueeze(1), active_beams)
         survives = valid & ~is_eos & (limits > self.step).unsqueeze(1)
         any_survives = survives.any(dim=1)
         self._store_truncated(beams, found.parents, ended, beams.alive & ~any_survives)
         # A finished or dropped hypothesis leaves an empty place: no candidate of it is finite.
         log_prob_sums = found.log_prob_sums.masked_fill(~survives, -torch.inf)
         bounds = self._upper_bounds(log_prob_sums, limits)
-        alive = beams.alive & any_survives & ~self._is_decided(beams.sentences, bounds)
+        alive = beams.alive & any_survives & ~self._can_stop_early(beams.sentences, bounds)
         self._store_backpointers(beams.sentences, found.parents, found.tokens, found.log_probs)
         if observe is not None:
             observe(
@@ -192,7 +191,7 @@ class BeamState:
                     ended,
                     survives,
                     bounds,
-                    open_beams,
+                    active_beams,
                     alive,
                     self.step,
                 ),
@@ -258,20 +257,20 @@ class BeamState:
         )
 
     def _store_finished(
-        self, beams: ActiveBeams, found: _BeamCandidates, ended: Tensor, open_beams: Tensor
+        self, beams: ActiveBeams, found: _BeamCandidates, ended: Tensor, active_beams: Tensor
     ) -> None:
         """Store the hypotheses that ended with EOS and close their places in the beam."""
         so_far = ended.cumsum(dim=1)
         others = self._arange[: ended.size(1)] + self.size  # all different, in the second half
         at = (
             beams.sentences.unsqueeze(1),
-            torch.where(ended, so_far + (self.size - 1 - open_beams).unsqueeze(1), others),
+            torch.where(ended, so_far + (self.size - 1 - active_beams).unsqueeze(1), others),
         )
         scores = found.log_prob_sums / self._divisor_after(1)
         steps = self.step.double().expand_as(scores)
         new = torch.stack([scores, steps, found.parents.double(), found.log_probs], dim=-1)
         self.finished[at] = torch.where(ended.unsqueeze(-1), new, self.finished[at])
-        self.open_beams[beams.sentences] = open_beams - so_far[:, -1]
+        self.active_beams[beams.sentences] = active_beams - so_far[:, -1]
 
     def _store_truncated(
         self, beams: ActiveBeams, parents: Tensor, ended: Tensor, is_stuck: Tensor
@@ -301,7 +300,7 @@ class BeamState:
         """
         return log_prob_sums / self.length_divisors.index_select(0, limits + 1).unsqueeze(1)
 
-    def _is_decided(self, sentences: Tensor, bounds: Tensor) -> Tensor:
+    def _can_stop_early(self, sentences: Tensor, bounds: Tensor) -> Tensor:
         """Whether a sentence can stop, (N,): no unfinished hypothesis can enter the n best."""
         to_beat = self.finished[sentences, :, _SCORE].topk(self.nbest, dim=1).values[:, -1]
         return bounds.amax(dim=1) <= to_beat

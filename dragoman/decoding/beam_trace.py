@@ -220,7 +220,7 @@ class BeamObserver:
             if np.isfinite(decided.log_prob_sums[rank])
         }
         # If there are fewer candidates than places, none is compared with it.
-        last = min(int(decided.open_beams), decided.log_prob_sums.size) - 1
+        last = min(int(decided.active_beams), decided.log_prob_sums.size) - 1
         sentence.latest = {}
         sentence.masked |= dict(zip(sentence.slots, candidates.num_forbidden.tolist(), strict=True))
         for total, place, token, log_prob, forbidden in candidates.best(
@@ -314,7 +314,7 @@ class _DecisionColumns(NamedTuple):
     ended: NDArray[np.bool_]
     survives: NDArray[np.bool_]
     bounds: FloatArray
-    open_beams: NDArray[np.int64]
+    active_beams: NDArray[np.int64]
     alive: NDArray[np.bool_]
 
     def of(self, row: int) -> _DecisionColumns:

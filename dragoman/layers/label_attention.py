@@ -103,5 +103,5 @@ class LabelOutput(nn.Module):
         logits = (vectors * self.weight).sum(dim=-1) + self.bias
         if self.name_weights is None or matches is None:
             return logits
-        constant, rarity = self.name_weights
-        return logits + matches.whole * (constant - rarity * self.bias)
+        constant, bias_weight = self.name_weights
+        return logits + matches.whole * (constant - bias_weight * self.bias)

@@ -173,8 +173,8 @@ def choose_dropout(
 
     R-Drop regularizes as well, so with it the same dropout is for four times as many.
     """
-    pressure = epochs * parameters / words / (4 if use_r_drop else 1)
-    return 0.1 if pressure < 100 else 0.2 if pressure < 250 else 0.3
+    overfitting_risk = epochs * parameters / words / (4 if use_r_drop else 1)
+    return 0.1 if overfitting_risk < 100 else 0.2 if overfitting_risk < 250 else 0.3
 
 
 def _largest_within_time(
@@ -291,7 +291,7 @@ def has_default_steps(config: Config) -> bool:
     return (config.train.steps, config.train.epochs) == (recipe.train.steps, recipe.train.epochs)
 
 
-MAX_SURVEYED_PAIRS = 200_000  # the total is extrapolated from the fraction of the files read
+MAX_SAMPLED_PAIRS = 200_000  # the total is extrapolated from the fraction of the files read
 TOKENS_PER_WORD = 1.25  # with the vocabulary sizes of choose_vocab_size
 BYTES_PER_WORD = 6  # a word and its space in UTF-8: accurate enough to choose a vocabulary size
 
@@ -305,7 +305,7 @@ class CorpusSize(NamedTuple):
     tokens: int = 0  # estimate for the chosen vocabulary size, with end-of-sentence tokens
 
 
-def measure_corpus(corpus: Corpus, most: int = MAX_SURVEYED_PAIRS) -> CorpusSize:
+def measure_corpus(corpus: Corpus, most: int = MAX_SAMPLED_PAIRS) -> CorpusSize:
     """Count pairs and words, reading at most `most` pairs."""
     pairs = size = words = 0
     fraction, exact = 1.0, True

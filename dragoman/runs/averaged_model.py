@@ -57,7 +57,7 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
     if config.task != TRANSLATE:
         task = _open_task(config, output_dir.tokenizer_dir)
         for checkpoint in newest:
-            checkpoint.require_fit({"weights": task_weights(task)})
+            checkpoint.check_shapes_match({"weights": task_weights(task)})
         golden = TaskBundle.load(model).golden_inputs() if output_dir.has_model else []
         write_task_bundle(
             target.path,
@@ -71,7 +71,7 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
     tokenizers = load_tokenizers(output_dir.tokenizer_dir)
     expected = expected_weights(config, tokenizers)
     for checkpoint in newest:
-        checkpoint.require_fit({"weights": expected})
+        checkpoint.check_shapes_match({"weights": expected})
     write_bundle(
         target.path,
         config=config,

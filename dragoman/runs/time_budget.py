@@ -1,4 +1,7 @@
-"""Time budget of a run: the time left and the number of steps that fit into it."""
+"""Time budget of a run: the time left and the number of steps that fit into it.
+
+The model size for a budget is chosen by `choose_config` of `auto_config.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Atomic, durable writes: fsync the data, then make it visible by one rename."""
+"""Atomic, durable writes: fsync the data, then make it visible by one rename.
+
+Checkpoints are written so by `write_checkpoint` of `checkpoint/format.py`.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class CBeamStep(ctypes.Structure):
 
     _fields_ = (
         *_pointers("log_probs ids sentences sums alive"),
-        *_pointers("all_finite limits open_beams finished truncated truncated_at"),
+        *_pointers("all_finite limits active_beams finished truncated truncated_at"),
         *_pointers("history_parents history_tokens history_log_probs length_divisors"),
         *_pointers("new_tokens new_parents new_sums new_alive"),
         *_counts("count beams_per_sentence candidates beam_size nbest eos step rows"),

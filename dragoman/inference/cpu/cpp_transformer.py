@@ -255,7 +255,7 @@ class CppSearchBackend(SearchBackend):
         given = (log_probs, ids, beams.sentences, beams.log_prob_sums, beams.alive)
         inputs = [each.contiguous() for each in given]
         buffers = (
-            beam_state.all_finite, beam_state.limits, beam_state.open_beams, beam_state.finished,
+            beam_state.all_finite, beam_state.limits, beam_state.active_beams, beam_state.finished,
             beam_state.truncated, beam_state.truncated_at, beam_state.parents, beam_state.tokens,
             beam_state.log_probs, beam_state.length_divisors,
         )  # fmt: skip

@@ -99,7 +99,7 @@ def _state_tensors(beam_state: BeamState) -> tuple[Tensor, ...]:
         beam_state.step,
         beam_state.all_finite,
         beam_state.limits,
-        beam_state.open_beams,
+        beam_state.active_beams,
         beam_state.finished,
         beam_state.truncated,
         beam_state.truncated_at,

@@ -36,7 +36,7 @@ class BeamStateBuffers(NamedTuple):
     step: Tensor
     all_finite: Tensor
     limits: Tensor
-    open_beams: Tensor
+    active_beams: Tensor
     finished: Tensor
     truncated: Tensor
     truncated_at: Tensor
@@ -103,7 +103,7 @@ def _beam_step_kernel(
     step: tl.tensor,
     all_finite: tl.tensor,
     limits: tl.tensor,
-    open_beams: tl.tensor,
+    active_beams: tl.tensor,
     finished: tl.tensor,
     truncated: tl.tensor,
     truncated_at: tl.tensor,
@@ -146,7 +146,7 @@ def _beam_step_kernel(
         CANDIDATES,
         CANDIDATES_TILE,
     )
-    num_open, limit = tl.load(open_beams + sentence), tl.load(limits + sentence)
+    num_open, limit = tl.load(active_beams + sentence), tl.load(limits + sentence)
     valid = (
         in_beam
         & (beams < num_open)
@@ -168,7 +168,7 @@ def _beam_step_kernel(
     tl.store(entry + 1, tl.zeros((TILE,), tl.float64) + step_index.to(tl.float64), mask=done)
     tl.store(entry + 2, parents.to(tl.float64), mask=done)
     tl.store(entry + 3, token_log_probs, mask=done)
-    tl.store(open_beams + sentence, num_open - tl.sum(done.to(tl.int64), 0), mask=is_active)
+    tl.store(active_beams + sentence, num_open - tl.sum(done.to(tl.int64), 0), mask=is_active)
     # Hypotheses at the length limit.
     is_stuck = is_active & (any_survives == 0)
     has_ended = tl.max((ended[None, :] & (parents[None, :] == beams[:, None])).to(tl.int32), 1) > 0

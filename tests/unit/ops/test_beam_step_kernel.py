@@ -161,7 +161,7 @@ def compare(
         ):
             assert torch.equal(expected, found)
     real = len(limits)
-    for name in ("finished", "truncated", "truncated_at", "open_beams"):
+    for name in ("finished", "truncated", "truncated_at", "active_beams"):
         assert torch.equal(
             getattr(one.beam_state, name)[:real], getattr(other.beam_state, name)[:real]
         )
@@ -290,7 +290,7 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(size: int, nbest
         "tokens",
         "step",
         "limits",
-        "open_beams",
+        "active_beams",
         "truncated_at",
         "past_parents",
         "past_tokens",

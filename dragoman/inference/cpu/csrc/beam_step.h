@@ -20,7 +20,7 @@ struct BeamStep {
     // Buffers of the beam state, R rows.
     uint8_t* all_finite;        // ()
     const int64_t* limits;      // (R,)
-    int64_t* open_beams;        // (R,)
+    int64_t* active_beams;        // (R,)
     double* finished;           // (R, 2 * K, 4): score, steps, parent, log-probability of EOS
     double* truncated;          // (R, K)
     int64_t* truncated_at;      // (R,)
@@ -81,7 +81,7 @@ void advance_sentence(const BeamStep& b, int64_t n, std::vector<BeamCandidate>& 
     const int64_t width = std::min(b.beam_size, b.beams_per_sentence * b.candidates), sentence = b.sentences[n];
     const bool alive = b.alive[n];
     select_candidates(b, n, (size_t)width, best, alive);
-    const int64_t open = b.open_beams[sentence];
+    const int64_t open = b.active_beams[sentence];
     double* finished = b.finished + sentence * 2 * b.beam_size * 4;
     int64_t ended_count = 0;
     double best_sum = none;
@@ -104,7 +104,7 @@ void advance_sentence(const BeamStep& b, int64_t n, std::vector<BeamCandidate>& 
         const int64_t at = (b.step * b.rows + sentence) * b.beam_size + i;
         b.history_parents[at] = c.parent, b.history_tokens[at] = c.token, b.history_log_probs[at] = c.log_prob;
     }
-    b.open_beams[sentence] = open - ended_count;
+    b.active_beams[sentence] = open - ended_count;
     const bool any_survives = best_sum > none;
     if (alive && !any_survives) {  // nothing can continue: the limit is met
         for (int64_t beam = 0; beam < b.beams_per_sentence; ++beam) {

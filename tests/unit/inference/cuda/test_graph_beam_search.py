@@ -207,7 +207,7 @@ def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
             board.step,
             board.all_finite,
             board.limits,
-            board.open_beams,
+            board.active_beams,
             board.finished,
             board.truncated,
             board.parents,

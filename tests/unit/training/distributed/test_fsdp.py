@@ -215,7 +215,7 @@ def test_shards_of_another_model_are_rejected(pieces) -> None:
     with pytest.raises(
         BundleError, match=r"which has matrix F32 \[8, 3\]; found matrix F32 \[7, 3\]"
     ):
-        stored.require_fit(whole | {"matrix": torch.empty(8, 3)})
+        stored.check_shapes_match(whole | {"matrix": torch.empty(8, 3)})
 
 
 def test_mismatched_shards_are_corrupt(tmp_path) -> None:
