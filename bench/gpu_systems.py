@@ -50,7 +50,7 @@ class OurTranslator:
     def __call__(self, size: int, beam: int) -> list[str]:
         """Translate all sentences."""
         return self._translator.translate(
-            self._texts, beam=beam, batch_size=size or None, window=len(self._texts)
+            self._texts, beam=beam, batch_size=size or None, buffer_size=len(self._texts)
         )
 
     def detokenize(self, found: list[str]) -> list[str]:

@@ -34,8 +34,7 @@ from dragoman.ops.attention import (
 )
 from dragoman.ops.dropout import dropout, locked_dropout
 from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
-from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
-from dragoman.ops.linear_cross_entropy import (
+from dragoman.ops.fused_linear_cross_entropy import (
     IGNORE_INDEX,
     ConsistencyWeights,
     CrossEntropyOutput,
@@ -43,6 +42,7 @@ from dragoman.ops.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
+from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
 from dragoman.ops.relative_shift import shift_causal
 
 __all__ = [

@@ -280,7 +280,7 @@ def test_an_unknown_user_without_a_home_works(
 import os, sys
 from dragoman.inference.cpu import kernel_library
 from dragoman.inference import engine_benchmark
-from dragoman.storage import cache
+from dragoman.storage import cache_directory
 from dragoman.training.torch_compile import _inductor_cache_dir
 os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
 kernel_library.COMPILERS = ()
@@ -288,7 +288,7 @@ path = engine_benchmark._measurements_path(None)
 engine_benchmark._write_measurements(path, {"a": {"b": 1.0}})
 measured = sorted(engine_benchmark._read_measurements(path))
 library = kernel_library.load_kernel_library()
-print(library, cache.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
+print(library, cache_directory.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
 """
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Triton kernels of `linear_cross_entropy.py`: the loss of each row of logits, and its gradient
-in place.
+"""Triton kernels of `fused_linear_cross_entropy.py`: the loss of each row of logits, and its
+gradient in place.
 
 A row of up to 8,192 tokens stays in registers and is loaded once; a longer one is loaded again,
 mostly from the cache. The loss of two passes is computed from a row of each. In PyTorch the same
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from dragoman.ops.linear_cross_entropy import ConsistencyWeights
+    from dragoman.ops.fused_linear_cross_entropy import ConsistencyWeights
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # GPUs compute powers of two
 # Tokens per block, 32 for each thread of eight warps. On an H200, 22,900 rows of 32,768 tokens take

@@ -27,7 +27,7 @@ from dragoman.explain.corpus_statistics import (
 from dragoman.explain.figures_statistics import Calibration
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
-from dragoman.ops.linear_cross_entropy import linear_cross_entropy_reference
+from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference
 from dragoman.recipes.miniature import mini
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import Precision

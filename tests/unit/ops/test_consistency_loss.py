@@ -14,7 +14,7 @@ from dragoman.ops import (
     linear_consistency_loss,
     linear_cross_entropy_reference,
 )
-from dragoman.ops.linear_cross_entropy import CONSISTENCY_KERNEL
+from dragoman.ops.fused_linear_cross_entropy import CONSISTENCY_KERNEL
 
 WEIGHTS = {
     "r_drop": ConsistencyWeights.r_drop(3.0),

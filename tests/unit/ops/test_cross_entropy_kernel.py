@@ -12,8 +12,8 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor
 
 from dragoman.ops import IGNORE_INDEX, linear_cross_entropy, linear_cross_entropy_reference
-from dragoman.ops import linear_cross_entropy as loss_module
-from dragoman.ops.linear_cross_entropy import (
+from dragoman.ops import fused_linear_cross_entropy as loss_module
+from dragoman.ops.fused_linear_cross_entropy import (
     CROSS_ENTROPY_KERNEL,
     LOGITS_MEMORY_DIVISOR,
     rows_per_chunk,
