@@ -1,4 +1,4 @@
-"""Models to be exported: every weight moved off its first value, and tokenizers learnt once."""
+"""Models for export tests: perturbed weights, and tokenizers trained once."""
 
 from __future__ import annotations
 

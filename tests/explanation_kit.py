@@ -102,7 +102,7 @@ def make_explanation(**changes: Any) -> Explanation:
 
 
 def check_report(explanation: Explanation) -> None:
-    """Assert that the report of any model fits the window and says what the model lacks."""
+    """Assert that the report fits the terminal width and lists what the model lacks."""
     kinds = dict.fromkeys(site.group for site in explanation.sites)
     for width, kind in [(80, None), (40, None), *((80, kind) for kind in kinds)]:
         text = render_report(explanation, kind=kind, width=width).plain

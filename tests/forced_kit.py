@@ -1,4 +1,4 @@
-"""Small models and pairs for tests of what is seen inside a model."""
+"""Small models and pairs for tests of teacher forcing and of the explanations computed with it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Small models under test: weights that are all off their first values, and what a model says by
-itself.
-"""
+"""Small models for tests: perturbed weights, and greedy generation."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def shaken(model: M, by: float = 0.1) -> M:
-    """Move every weight off its first value: biases and norms begin as noughts and ones, and one
-    mixed up would not show.
+    """Add noise to every weight: biases and norms are initialized to zeros and ones, which would
+    hide a swap.
 
     The caller has seeded torch's generator.
     """
@@ -28,7 +26,7 @@ def shaken(model: M, by: float = 0.1) -> M:
 
 
 def said(model: EncoderDecoder, src: Tensor, length: int, mask: Tensor | None = None) -> Tensor:
-    """Let a model generate from (B, S), the likeliest piece each time: (B, length)."""
+    """Return greedy outputs (B, length) for sources (B, S)."""
     model.eval()
     with torch.inference_mode():
         state, tokens, output = (

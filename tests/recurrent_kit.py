@@ -14,7 +14,7 @@ MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
 
 
 def place(*, causal: bool, **settings: object) -> BuildContext:
-    """Say where a block stands: in an encoder, or in a decoder beside its memory."""
+    """Return the build context of an encoder's or a decoder's block."""
     config = ModelConfig(
         **{"width": D, "heads": 2, "dropout": 0.0, "residual": "no_norm", **settings}
     )  # type: ignore[arg-type]
@@ -22,7 +22,7 @@ def place(*, causal: bool, **settings: object) -> BuildContext:
 
 
 def copied(recurrence: RNN, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
-    """Give a cell of PyTorch the weights of one of our layers."""
+    """Copy the weights of one of our layers into a PyTorch cell."""
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
         getattr(cell, name).data = getattr(recurrence.kernel, f"{name}_l{layer}").data
     return cell

@@ -10,7 +10,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 
 
 def tensors(step: int, width: int = 8) -> dict[str, dict[str, torch.Tensor]]:
-    """Make the tensors of a step, which tell its number."""
+    """Return the tensors of a checkpoint, which encode its step."""
     weight = torch.full((width, 4), float(step))
     return {
         "weights": {"layer.weight": weight},
@@ -20,7 +20,7 @@ def tensors(step: int, width: int = 8) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save_checkpoint(run: RunDirectory, *steps: int, **options):
-    """Publish steps, and give the last."""
+    """Publish checkpoints; return the last."""
     result = None
     for step in steps:
         run.training_log.append({"step": step, "loss": 1 / step})

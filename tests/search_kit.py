@@ -1,4 +1,4 @@
-"""Searches as one would write them on a blackboard, to compare the quick ones with."""
+"""Reference implementations of the searches, without cache or batching."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ def slow_beam(
     size: int,
     penalty: WuLengthPenalty,
 ) -> list[tuple[float, Words]]:
-    """Search with a beam and no stopping rule: it always runs to the limit. `log_probs` tells of
-    words what may follow.
+    """Beam search without early stopping: it always runs to the limit.
+
+    `log_probs` maps a prefix to next-token log-probabilities.
     """
     living: list[tuple[float, Words]] = [(0.0, ())]
     finished: list[tuple[float, Words]] = []
@@ -126,7 +127,7 @@ SOURCES = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9], [7, 7]]
 
 
 def build_random_model(**settings: Any) -> EncoderDecoder:
-    """Build a small model of random weights, large enough to have opinions."""
+    """Build a small model whose random weights are large enough for distinct logits."""
     torch.manual_seed(11)
     stacks = {"encoder": ("transformer*2",), "decoder": ("transformer*2",)}
     config = ModelConfig(width=16, heads=2, ffn_width=32, **(stacks | settings))
@@ -134,12 +135,12 @@ def build_random_model(**settings: Any) -> EncoderDecoder:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2.0)  # so that it has opinions, and beams change places
+                parameter.mul_(2.0)  # so that logits differ and beams are reordered
     return model
 
 
 def next_log_probs(model: EncoderDecoder, source: list[int], words: tuple[int, ...]) -> Tensor:
-    """Ask without a cache: the whole target anew."""
+    """Return the next log-probabilities without a cache, from the whole prefix."""
     with torch.no_grad():
         return model(pad_sources([source]).ids, torch.tensor([[BOS, *words]]))[0, -1].log_softmax(
             -1

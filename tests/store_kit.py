@@ -1,4 +1,4 @@
-"""A corpus of three sentences over and over, and the store that is made of it."""
+"""A corpus of three repeated sentences, and its token store."""
 
 from __future__ import annotations
 

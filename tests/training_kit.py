@@ -93,7 +93,7 @@ def tiny_trainer(
     parts: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer:
-    """Make a trainer.
+    """Build a trainer.
 
     `settings` change TrainConfig, `model` ModelConfig, `parts` the trainer's own arguments.
     """

@@ -84,13 +84,13 @@ class CopyModel(nn.Module):
 
 
 def copying(tokenizers: Tokenizers, config: Config = CONFIG, **options: bool) -> Translator:
-    """Make a translator that copies."""
+    """Build a translator that copies."""
     model = CopyModel(len(tokenizers.tgt), **options)
     return Translator(model, tokenizers, config.replace(decode={"beam": 1}))
 
 
 def write_random(path: Path, tokenizers: Tokenizers) -> Path:
-    """Write a real model with random weights, large enough to have opinions."""
+    """Write a real model whose random weights are large enough for distinct logits."""
     torch.manual_seed(3)
     model = build_model(
         CONFIG.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)

@@ -128,9 +128,7 @@ def open_page(
     fragment: str = "",
     answers: dict[str, Answer] | None = None,
 ) -> tuple[Page, FakeServer, list[str]]:
-    """Return the page once it is ready, the server behind it, and what the console said (must stay
-    empty).
-    """
+    """Return the page once it is ready, its server, and the console messages (must stay empty)."""
     server = FakeServer(explanation, answers)
     page = context.new_page()
     problems: list[str] = []

@@ -144,7 +144,7 @@ def test_tab_is_never_trapped(browser: Any) -> None:
     for _ in range(120):
         page.keyboard.press("Tab" if generator.random() < 0.8 else "Shift+Tab")
         seen.append(page.evaluate("[...document.all].indexOf(document.activeElement)"))
-    # Every stop is left again, and the walk has been through the panels.
+    # Every focus stop is left again, and all panels were visited.
     assert max(sum(1 for _ in group) for group in runs(seen)) <= 2
     assert len(set(seen)) > 15
     assert not problems

@@ -25,7 +25,7 @@ PAIRS = [
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with train and dev files of a few dozen pairs."""
+    """Write train and dev files of a few dozen pairs."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, times in (("train", 10), ("dev", 1)):
         for column, language in enumerate(("de", "en")):

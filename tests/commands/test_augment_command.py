@@ -1,4 +1,4 @@
-"""`dragoman augment`: pairs from text, and what is refused."""
+"""`dragoman augment`: pairs from text, and invalid arguments."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ for words in json.loads(sys.argv[1]):
 def answers(
     bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[int, str, bool]]:
-    """Make every mistake once: exit code, stderr, and whether torch was imported."""
+    """Run every invalid command once: exit code, stderr, and whether torch was imported."""
     folder = tmp_path_factory.mktemp("mistakes")
     for name in ("s", "t"):
         (folder / name).write_text(f"{name} one\n{name} two\n")

@@ -1,4 +1,4 @@
-"""The built-in model: what commands use where no model is named, and what is said without one."""
+"""The built-in model: the default of every command, and the error without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dragoman.errors import BundleError
 
 @pytest.fixture
 def box(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a small model the built-in one."""
+    """Replace the built-in model by a small one."""
     monkeypatch.setattr(layout, "BOX", bundle)
     return bundle
 

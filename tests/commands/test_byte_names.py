@@ -18,7 +18,7 @@ ODD = os.fsdecode(b"caf\xe9-\xff")
 
 @pytest.fixture
 def folder(tmp_path: Path, bundle: Path, corpus: Path) -> Path:
-    """Make a directory with a model and texts whose names are not UTF-8."""
+    """Write a directory with a model and texts whose names are not UTF-8."""
     place = tmp_path / ODD
     try:
         place.mkdir()

@@ -15,7 +15,7 @@ TARGETS = [f"Dog number {n} runs through the deep snow today." for n in range(30
 
 
 def write(folder: Path, sources: list[str], targets: list[str], name: str = "train") -> list[str]:
-    """Write two files and give the options that name them."""
+    """Write two files; return the options that name them."""
     for lines, ending in ((sources, "de"), (targets, "en")):
         (folder / f"{name}.{ending}").write_text(
             "".join(f"{line}\n" for line in lines), encoding="utf-8"
@@ -25,7 +25,7 @@ def write(folder: Path, sources: list[str], targets: list[str], name: str = "tra
 
 
 def check(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, tuple[int, list[int]]]:
-    """Run the check and give what it found by name."""
+    """Run the check; return its findings by name."""
     assert main(["data", "check", *options, "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     return {each["check"]: (each["count"], each["lines"]) for each in findings}

@@ -26,7 +26,7 @@ SMALL = (
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the demo small enough for a quick test."""
+    """Reduce the demo for a quick test."""
     monkeypatch.setattr(run, "DEMO_SETTINGS", (*run.DEMO_SETTINGS, *SMALL))
     monkeypatch.setattr(
         run, "make_date_splits", functools.partial(make_date_splits, train=400, valid=20, test=40)
@@ -105,7 +105,7 @@ def test_the_corpus_is_written_as_aligned_files(
 
 
 class Knowing:
-    """A translator that knows the answers it was given."""
+    """A stub translator with given outputs."""
 
     def __init__(self, answers: dict[str, str]) -> None:
         self.answers = answers
@@ -142,7 +142,7 @@ def test_examples_are_held_out_dates_in_different_languages() -> None:
 def test_the_whole_demo_reaches_its_mark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The figure of the README: at least 98 % of held-out dates, letter for letter."""
+    """The number in the README: at least 98 % exact matches on held-out dates."""
     assert main(["demo", "--out", str(tmp_path / "demo-model")]) == 0
     out = capsys.readouterr().out
     share = re.search(r"held-out dates: (\d+\.\d)%", out)

@@ -39,7 +39,7 @@ def exported(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def examined(
     bundle: Path, *exports: Path, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, dict[str, object]]:
-    """Run the command, and give its rows by name."""
+    """Run the command; return its rows by name."""
     main(
         [
             "doctor",
@@ -106,7 +106,7 @@ def test_a_directory_that_is_no_export_is_refused(
 
 
 def test_an_export_with_other_numbers_is_seen(bundle: Path, exported: dict[str, Path]) -> None:
-    """The check reads what transformers computes, not what a manifest says."""
+    """The check runs transformers; it does not trust the manifest."""
     loaded = Bundle.load(bundle)
     engine = HuggingFaceEngine(exported["huggingface"], loaded.tokenizers)
     subject = load_model_under_test(bundle)

@@ -1,4 +1,4 @@
-"""How every command ends: a result, one line for a person's mistake, a traceback for ours."""
+"""Exit codes: a result, one line for a user error, a traceback for an internal error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS += ("verify", "doctor", "settings")
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make `dragoman settings` end in an error."""
+    """Patch `dragoman settings` to raise."""
 
     def fail() -> None:
         raise error

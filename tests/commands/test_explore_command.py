@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """Run a command that must be refused, and give its one line."""
+    """Run a command that must fail; return its error line."""
     assert main(["explore", *map(str, arguments)]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -201,7 +201,7 @@ def test_what_is_neither_model_nor_run(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.fixture
 def with_engines(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a model that holds a sound engine, one of other weights, and one without a manifest."""
+    """Return a model with a sound engine, one of other weights, and one without a manifest."""
     pytest.importorskip("ctranslate2")
     from dragoman.exchange.export import export_ctranslate2
 

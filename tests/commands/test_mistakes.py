@@ -16,7 +16,7 @@ from dragoman.cli.printing import print_result
 
 
 def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """Run a command that must be refused, and give its one line."""
+    """Run a command that must fail; return its error line."""
     assert main([str(argument) for argument in arguments]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

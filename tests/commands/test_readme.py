@@ -65,7 +65,7 @@ def commands(page: Path) -> list[str]:
 
 
 def shown(page: Path) -> list[str]:
-    """Return the lines of progress and results that a page shows, whatever their figures."""
+    """Return the lines of progress and results that a page shows, with the numbers masked."""
     lines = [line for block in blocks(page, "text") for line in block.splitlines()]
     return [
         line for line in lines if re.match(r"(training|model|validation|parity|metric)\b", line)
@@ -73,7 +73,7 @@ def shown(page: Path) -> list[str]:
 
 
 def mask(text: str) -> str:
-    """Replace figures, which differ from run to run, and what depends on them."""
+    """Replace numbers, which differ from run to run, and what depends on them."""
     text = re.sub(r" · best so far|about \d.*(?= at )", "", text)
     return re.sub(r" *[\d.,+-]*\d(e-\d+)?", "#", re.sub(" +", " ", text))
 
@@ -158,7 +158,7 @@ def test_the_commands_parse(page: Path) -> None:
 
 
 def test_both_languages_have_the_same_structure_and_commands() -> None:
-    """A reader of either README gets the same sections, commands, outputs, figures and links."""
+    """Both READMEs have the same sections, commands, outputs, numbers and links."""
     assert headings(README) == headings(README_ZH)
     for language in ("sh", "text", "python"):
         assert blocks(README, language) == blocks(README_ZH, language)

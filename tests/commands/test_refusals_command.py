@@ -37,7 +37,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def test_a_dry_run_refuses_before_it_looks_at_the_text(
     setting: str, reason: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = ["--src", "nowhere.de", "--tgt", "nowhere.en"]  # never looked for
+    text = ["--src", "nowhere.de", "--tgt", "nowhere.en"]  # never read
     assert (
         main(
             [

@@ -122,7 +122,7 @@ def test_files_that_do_not_fit_are_told_before_the_model_is_opened(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "manifest.json").write_text(
         "{}"
-    )  # a bundle by its looks, whose opening would fail
+    )  # looks like a bundle; loading it would fail
     assert (
         main(
             [

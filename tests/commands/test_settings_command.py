@@ -14,7 +14,7 @@ from dragoman.config import Config, apply_overrides, list_settings
 from dragoman.config.config import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-# The names people meet first; renaming one is breaking every command line and file that has it.
+# The most used names; renaming one breaks command lines and files.
 FIRST = (
     "model.width", "model.heads", "model.ffn_width", "model.dropout", "train.steps",
     "train.batch_tokens", "train.learning_rate",

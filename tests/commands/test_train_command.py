@@ -49,7 +49,7 @@ def train(corpus: Path, tmp_path: Path) -> Train:
 
 
 def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Give what went to stderr, line by line."""
+    """Return the lines of stderr."""
     return capsys.readouterr().err.splitlines()
 
 
@@ -145,7 +145,7 @@ def test_resume_starts_nothing(
 def test_several_corpora_one_after_the_other(
     train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--src A --src B` took B and dropped A without a word."""
+    """`--src A --src B` silently dropped A."""
     more = [f"--src={corpus / 'dev.de'}", f"--tgt={corpus / 'dev.en'}"]
     assert train(*more, "--set=train.steps=1") == 0
     told = errors(capsys)
@@ -365,7 +365,7 @@ def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
 
 
 def test_a_miniature_of_a_recipe(train: Train, tmp_path: Path) -> None:
-    """Settings asked for lie over the miniature's, and those over the recipe's."""
+    """Precedence: --set, then the miniature, then the recipe."""
     options = [
         "--mini",
         "--set=train.steps=2",

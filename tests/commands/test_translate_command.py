@@ -25,7 +25,7 @@ LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "  ", "Das ist ein Haus.", 
 
 
 def translate(bundle: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Translate in this process and give the lines of the result."""
+    """Translate in this process; return the output lines."""
     assert main(["translate", "-m", str(bundle), *arguments]) == 0
     return capsys.readouterr().out.split("\n")[:-1]
 
@@ -129,7 +129,7 @@ def test_json_of_a_model_without_attention_has_no_alignment(
 def test_json_has_scores_tokens_and_alignment(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Attention asked for and not given (sockeye#385); every row sums to 1."""
+    """Requested attention was missing (sockeye#385); every row sums to 1."""
     lines = translate(bundle, "--json", "--nbest", "2", "Guten Morgen.", capsys=capsys)
     found = json.loads(lines[0])
     assert found["line"] == 1
@@ -306,7 +306,7 @@ def test_input_that_is_not_utf8_names_the_line_and_keeps_what_was_done(
 def test_notes_are_shown_and_counted(
     bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever was cut, retried or limited is told; a thousand such lines do not hide the rest."""
+    """Truncations, retries and limits are reported; a thousand such notes do not hide the rest."""
     typed("Das ist ein Haus.\n" * 10)
     assert main(["translate", "-m", str(bundle)]) == 0
     err = capsys.readouterr().err.splitlines()
@@ -349,7 +349,7 @@ def test_lines_end_in_lf_or_crlf_only(tmp_path: Path) -> None:
 def test_whoever_types_gets_each_answer_at_once(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At a terminal a line is answered before the next is read, and it is said how to end."""
+    """At a terminal a line is translated before the next is read, and a note explains how to quit."""
     asked: list[int] = []
 
     class Keyboard:

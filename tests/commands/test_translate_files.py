@@ -116,7 +116,7 @@ def test_inputs_and_outputs_are_checked_before_the_model_is_opened(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "manifest.json").write_text(
         "{}"
-    )  # a bundle by its looks, whose opening would fail
+    )  # looks like a bundle; loading it would fail
     assert main(["translate", "-m", "model", *arguments]) == 2
     err = capsys.readouterr().err
     assert words in err
@@ -234,7 +234,7 @@ def test_json_lists_the_n_best_with_the_best_first(
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream whose isatty() is True."""
 
     def isatty(self) -> bool:
         return True

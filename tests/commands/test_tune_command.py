@@ -1,4 +1,4 @@
-"""`dragoman tune`: whole searches in miniature, stopped, killed, resumed and refused."""
+"""`dragoman tune`: whole searches in miniature, stopped, killed, resumed and rejected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The smallest miniature: every score and every alignment learns where to look, from what it should
-have read alone.
-"""
+"""Every score and alignment function learns where to attend from the target output alone."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ WIDTHS = {"query_width": PLACES, "key_width": PLACES, "score_width": 16}
 
 
 def learn(score: str, alignment: str, order: Tensor) -> Tensor:
-    """Train position t to read key order[t]; give the weights (T, S) after training."""
+    """Train position t to attend to key order[t]; return the weights (T, S) after training."""
     torch.manual_seed(0)
     attention = Mechanism(SCORES.load(score)(**WIDTHS), ALIGNMENTS.load(alignment)(**WIDTHS))
     asking = nn.Linear(PLACES, PLACES)  # a dot product has nothing of its own to train

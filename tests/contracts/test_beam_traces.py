@@ -192,7 +192,7 @@ def test_constraints_that_need_a_search_of_their_own_are_traced_too(size: int) -
 
 
 def recorded_rule(trace, words: tuple[int, ...], token: int) -> str | None:
-    """Return the trace's own word for what is forbidden: all other reasons follow from scores."""
+    """Return the `forbidden` reason of the trace; all other reasons follow from scores."""
     for node in np.flatnonzero(trace.step == len(words)).tolist():
         if trace.tokens(node) == [*words, token]:
             name = trace.reason_name(node)

@@ -1,7 +1,7 @@
-"""What every block, norm, residual wiring, activation and position scheme promises inside a model.
+"""Contracts of every block, norm, residual connection, activation and position encoding in a model.
 
-A member whose definition breaks a promise says so in its registry entry (`exempt`); the reason is
-then shown as a skip.
+An entry that breaks a contract by definition lists it in its registry entry (`exempt`); the reason
+is then shown as a skip.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ SOURCELESS = (
     "ffn",
     "tcn",
     "tcn(kernel_size=2, dilation=2)",
-)  # it reads no source: beside it in the decoder stands `attend`
-# Forms of a block that take another way through its code; the exemptions of the plain form are not
-# theirs.
+)  # it reads no source: the decoder has an `attend` block beside it
+# Options of a block that take another code path; the exemptions of the plain form do not apply.
 FORMS = [
     "lstm(attention=scaled_dot)",
     "lstm(attention=general, input_feeding=true, layers=2)",
@@ -106,7 +105,7 @@ def build(kind: str, name: str, **more: object) -> EncoderDecoder:
 
 
 def batch(rows: int = 3, src: int = 6, tgt: int = 7) -> tuple[Tensor, Tensor, Tensor]:
-    """Make sources, their mask and targets, of different lengths."""
+    """Return sources, their mask and targets, of different lengths."""
     torch.manual_seed(1)
     lengths = torch.tensor([src, max(1, src // 2), max(1, src - 1)] * rows)[:rows]
     mask = torch.arange(src) < lengths.unsqueeze(1)
@@ -289,7 +288,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("name", "causal", "residual"), PLACES)
 def test_gradients_are_slopes(name: str, causal: bool, residual: str) -> None:
-    """Float64 gradcheck, with a smooth activation: relu has no slope at nought."""
+    """Float64 gradcheck, with a smooth activation: ReLU is not differentiable at zero."""
     promise("block", name, "gradcheck")
     block = make_block(name, causal=causal, residual=residual)
     torch.manual_seed(1)

@@ -29,7 +29,7 @@ def tokenizers_of(text: object) -> Tokenizers:
 
 
 def subject_of(config: Config) -> ModelUnderTest:
-    """Make the model of a configuration, with random weights and opinions."""
+    """Build the model of a configuration with random weights, wrapped for the doctor's checks."""
     tokenizers = tokenizers_of(config.text)
     torch.manual_seed(5)
     model = (
@@ -46,7 +46,7 @@ def subject_of(config: Config) -> ModelUnderTest:
 
 
 def require_sound(subject: ModelUnderTest) -> None:
-    """Ask for a pass of every check but that of engines, of which there are none."""
+    """Assert that every check but that of engines passes."""
     findings = {finding.name: finding for finding in run_checks(subject)}
     assert {name: finding for name, finding in findings.items() if finding.passed is False} == {}
     assert [name for name, finding in findings.items() if finding.passed is None] == [

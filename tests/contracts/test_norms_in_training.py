@@ -1,5 +1,5 @@
-"""What every norm promises while training, and that one which does not keep it says so and really
-does not.
+"""Contracts of every norm in training: a norm keeps its contract, or is exempt and really breaks
+it.
 """
 
 from __future__ import annotations

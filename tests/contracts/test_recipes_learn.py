@@ -38,9 +38,7 @@ SPACE = 4 + LETTERS  # the id after the last letter's
 def words(
     rows: int, generator: torch.Generator, *, backwards: bool, spaced: bool
 ) -> tuple[Tensor, Tensor]:
-    """Make words of one length, which differs from call to call, and what is to be written; both
-    with their end.
-    """
+    """Return words of one random length and their targets, both with </s>."""
     length = int(torch.randint(4, LONGEST + 1, (1,), generator=generator))
     letters, end = (
         torch.randint(4, 4 + LETTERS, (rows, length), generator=generator),
@@ -75,9 +73,7 @@ def batch(src: Tensor, tgt: Tensor) -> Batch:
 def share_right(
     model: EncoderDecoder, generator: torch.Generator, *, backwards: bool, spaced: bool
 ) -> float:
-    """Let a model write words that it has not seen, greedily, and count those that it gets
-    right.
-    """
+    """Return the accuracy of greedy outputs on unseen words."""
     right = 0
     for _ in range(5):
         src, tgt = words(40, generator, backwards=backwards, spaced=spaced)
@@ -87,7 +83,7 @@ def share_right(
 
 
 def learn(config: Config, *, backwards: bool, spaced: bool) -> float:
-    """Train as the miniature's settings say, until enough is right."""
+    """Train with the miniature's settings until the accuracy is high enough."""
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, src_vocab_size=SPACE + 1, tgt_vocab_size=SPACE + 1).train()
     optimizer = catalogue("optimizer").load(config.train.optimizer)(model, config.train)

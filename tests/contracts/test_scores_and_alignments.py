@@ -22,7 +22,7 @@ REFUSED = [pair for pair in product(SCORES, ALIGNMENTS) if pair not in PAIRS]
 
 
 def mechanism(score: str, alignment: str, value: nn.Module | None = None) -> Mechanism:
-    """Build a pair as it is after training, where nothing is drawn by lot."""
+    """Build a pair in evaluation mode, where nothing is sampled."""
     torch.manual_seed(0)
     return (
         Mechanism(SCORES.load(score)(**WIDTHS), ALIGNMENTS.load(alignment)(**WIDTHS), value)
@@ -36,7 +36,7 @@ def exempt(alignment: str, promise: str) -> bool:
 
 
 def tensors() -> tuple[Tensor, Tensor, Tensor]:
-    """Make queries (B, T, D), keys (B, S, D) and a mask (B, S)."""
+    """Return queries (B, T, D), keys (B, S, D) and a mask (B, S)."""
     torch.manual_seed(1)
     mask = torch.tensor([[True, True, True, False, False], [True] * 5])
     return (
@@ -228,7 +228,7 @@ def test_a_score_fits_into_multi_head_attention(name: str) -> None:
 
 
 class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
-    """An alignment with a memory: what was looked at is less interesting afterwards."""
+    """A stateful alignment: attended keys get less weight afterwards."""
 
     has_score_features = True
 
@@ -250,7 +250,7 @@ class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
 
 
 class Listening(SCORES.load("scaled_dot")):  # type: ignore[misc]
-    """A score with room for the alignment's terms."""
+    """A score function that accepts the alignment's features."""
 
     accepts_features = True
 

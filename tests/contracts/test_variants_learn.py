@@ -24,8 +24,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "talking": {"talking_heads": True},
     "factorised, of length one": {"embedding_width": 12, "fix_norm": True},
 }
-# Distances say where a word stands only by way of the sentence's end, which takes a second layer to
-# find; ALiBi's slopes are steep enough for so short sentences in some of eight heads.
+# Relative positions give absolute ones only through </s>, which takes a second layer to find;
+# ALiBi's slopes are steep enough for so short sentences in some of eight heads.
 RELATIVE: dict[str, dict[str, object]] = {
     "rotary": {"width": 32, "heads": 2},
     "t5": {"width": 32, "heads": 2},
@@ -36,7 +36,7 @@ RELATIVE: dict[str, dict[str, object]] = {
 
 
 def sentences(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Make sources that end in their end, and what they are backwards."""
+    """Return sources with </s>, and their reversals."""
     pieces = torch.randint(4, 12, (rows, 6), generator=generator)
     return torch.cat([pieces, torch.full((rows, 1), EOS)], 1), pieces.flip(1)
 

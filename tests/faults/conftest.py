@@ -1,4 +1,4 @@
-"""What the fault tests share: a process that forks victims, and the run that nobody hurt."""
+"""Fixtures of the fault tests: a fork server for subprocesses, and an undisturbed reference run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fault_victims import Victims, fingerprint, logged, loop
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--fault-seed", type=int, default=1, help="Where the fault tests' randomness starts."
-    )
+    parser.addoption("--fault-seed", type=int, default=1, help="Seed of the fault tests.")
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +44,7 @@ def memory():
 
 @pytest.fixture
 def place(memory, request):
-    """A run directory's place, one for each test."""
+    """Path of a run directory, one per test."""
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder) / "run"
 

@@ -24,7 +24,7 @@ LOSSES: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 
 class Recorder:
-    """Stands before `os` and writes down every call that changes a directory's contents."""
+    """Wraps `os` and records every call that changes a directory."""
 
     def __init__(self, root: Path, monkeypatch: Any) -> None:
         self.root = root
@@ -46,7 +46,7 @@ class Recorder:
             )
 
     def report(self, step: int) -> None:
-        """Note that the run has said a step was published."""
+        """Record that the run reported a step as published."""
         self.operations.append(("report", step))
 
     def _before(self, real: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ class Disk:
             self._sync(self._node(path))
 
     def crashes(self) -> Iterator[dict[str, bytes | None]]:
-        """Give every state after a power loss, as paths with their bytes, None for a directory."""
+        """Yield every state after a power loss, as paths with their bytes, None for a directory."""
         for arrived in range(len(self._journal) + 1):
             changes: dict[Node, dict[str, Node | None]] = {}
             for directory, name, node in self._journal[:arrived]:
@@ -196,7 +196,7 @@ class Disk:
 
 
 def materialise(state: dict[str, bytes | None], place: Path) -> Path:
-    """Write a state into an empty place."""
+    """Write a state into an empty directory."""
     for path, data in state.items():  # directories come before what is in them
         if data is None:
             (place / path).mkdir(parents=True, exist_ok=True)

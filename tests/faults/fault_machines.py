@@ -91,7 +91,7 @@ def make_folder(place: Path) -> Path:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Forget what was said before, and what other tests measured."""
+    """Reset one-time warnings and cached measurements."""
     monkeypatch.setattr(device, "_warned", set())
     monkeypatch.setattr(train_step, "_warned", set())
     monkeypatch.setattr(torch_compile, "_failure", "")
@@ -123,7 +123,7 @@ def old_driver(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """Pretend that there is one, as far as nobody computes on it."""
+    """Fake a GPU, for code that does not compute on it."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "device_count", lambda: 1)
     patch.setattr(torch.cuda, "get_device_name", lambda *_: "GeForce GTX 1080")
@@ -150,7 +150,7 @@ def failing_gpu(error: RuntimeError) -> Break:
 
 
 def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
-    """A GPU that has no room for a model."""
+    """A GPU without memory for a model."""
     a_gpu(patch)
     patch.setattr(device, "_cuda_problem", lambda *_, **__: "")
     real = nn.Module.to
@@ -255,7 +255,7 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 class Case(NamedTuple):
-    """A command, what breaks, and the line that says so."""
+    """A command, what breaks, and the expected warning."""
 
     command: str
     harm: Break

@@ -29,7 +29,7 @@ from dragoman.training.task_protocol import Loss
 
 
 class Spoiled:
-    """A task that is not finite at one update of one rank."""
+    """A task whose loss is not finite at one step of one rank."""
 
     def __init__(self, task: Any, rank: int, world: ProcessGroup, update: int) -> None:
         self.task, self.here, self.spoilt, self.update = task, rank == world.rank, update, 0

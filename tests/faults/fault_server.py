@@ -108,7 +108,7 @@ def victim(request: dict[str, Any]) -> int:
 
 
 def set_clock(seconds: float) -> None:
-    """Put the wall clock somewhere else, and let it jump at every look; the monotonic one stays."""
+    """Set the wall clock, jumping at every read; the monotonic clock is unchanged."""
     real, jumps = time.time, random.Random(0)
 
     def shifted() -> float:

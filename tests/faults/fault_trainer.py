@@ -16,7 +16,7 @@ from dragoman.errors import DragomanError, StoppedError
 
 
 def run(directory: str, *, pause: float = 0.0, **settings: Any) -> int:
-    """Train, or go on with a run, and return the exit code that the command would end with."""
+    """Train, or resume a run, and return the command's exit code."""
 
     def validate(model: Any) -> dict[str, float]:
         time.sleep(pause)

@@ -1,7 +1,4 @@
-"""Victims: trainers that a test starts, hurts and starts again.
-
-And what their directories tell afterwards.
-"""
+"""Subprocess trainers that a test starts, kills and restarts, and readers of their run directories."""
 
 from __future__ import annotations
 
@@ -82,7 +79,7 @@ class Victim:
         return self._victims.wait(self.pid)
 
     def alive(self) -> bool:
-        """Say whether it still runs; a dead one stays a zombie until it is waited for."""
+        """Whether it still runs; a dead process stays a zombie until it is waited for."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except FileNotFoundError:
@@ -141,7 +138,7 @@ def command(
 
 
 def losses(directory: Path) -> dict[int, set[str]]:
-    """Collect every loss that was ever logged for an update, the discarded lines included."""
+    """Collect every loss ever logged for a step, discarded lines included."""
     found: dict[int, set[str]] = {}
     for name in ("log.jsonl", "log.discarded.jsonl"):
         for record in _lines(directory / name):
@@ -151,7 +148,7 @@ def losses(directory: Path) -> dict[int, set[str]]:
 
 
 def logged(directory: Path) -> list[tuple[int, str]]:
-    """List the log's updates with their losses, in order."""
+    """List the logged steps with their losses, in order."""
     return [
         (record["step"], str(record["loss"]))
         for record in _lines(directory / "log.jsonl")
@@ -173,7 +170,7 @@ def last_update(directory: Path) -> int:
 def wait_for_update(
     directory: Path, update: int, victim: Victim | None = None, seconds: float = 120.0
 ) -> None:
-    """Wait until a running victim has logged an update."""
+    """Wait until a running trainer has logged a step."""
     end = time.monotonic() + seconds
     while last_update(directory) < update:
         assert victim is None or victim.alive(), (
@@ -186,7 +183,7 @@ def wait_for_update(
 
 
 def reported(directory: Path) -> int:
-    """Read the newest step that the run said was published."""
+    """Read the newest step that the run reported as published."""
     published = [
         record["step"]
         for record in _lines(directory / "log.jsonl")

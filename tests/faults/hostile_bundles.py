@@ -1,4 +1,4 @@
-"""Ways to spoil a bundle, each with a part of the reason that must be given."""
+"""Corruptions of a bundle, each with a part of the expected error message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: dict[str, tuple[Spoil, str]] = {}
 
 
 def case(reason: str) -> Callable[[Spoil], Spoil]:
-    """List a way to spoil a bundle, with a part of the reason that must be given."""
+    """Register a corruption of a bundle, with a part of the expected error."""
 
     def listed(spoil: Spoil) -> Spoil:
         CASES[spoil.__name__] = (spoil, reason)

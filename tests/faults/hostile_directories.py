@@ -104,7 +104,7 @@ def generate(kind: str, sound: Path, count: int, seed: int) -> Iterator[Case]:
 
 
 def sign(directory: Path) -> None:
-    """Make every manifest match the files beside it, as an attacker would.
+    """Rewrite every manifest to match the files beside it, as an attacker would.
 
     Files that cannot be hashed are left as they are.
     """
@@ -191,7 +191,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _header_case(name: str, rng: random.Random) -> Case:
-    """Change one place in the header of a safetensors file, or its length."""
+    """Change one position in the header of a safetensors file, or its length."""
     what = rng.choice([*VALUES, "removed", "renamed", "length 2**63", "length 0", "length 1 GiB"])
     place, signed = rng.random(), rng.random() < 0.9
 
@@ -374,7 +374,7 @@ def _names(kind: str) -> Iterator[Case]:
 
 
 def _set(name: str, keys: tuple[str, ...], raw: str) -> Callable[[Path], None]:
-    """Make what sets one value of a JSON file and signs."""
+    """Return a function that sets one value of a JSON file and signs it."""
 
     def spoil(directory: Path) -> None:
         content = json.loads((directory / name).read_bytes())
@@ -391,7 +391,7 @@ def _set(name: str, keys: tuple[str, ...], raw: str) -> Callable[[Path], None]:
 
 
 def _extra(name: str, what: str) -> Callable[[Path], None]:
-    """Make what puts a file into the directory that no manifest lists."""
+    """Return a function that adds a file that no manifest lists."""
 
     def spoil(directory: Path) -> None:
         path = directory / name
@@ -404,7 +404,7 @@ def _extra(name: str, what: str) -> Callable[[Path], None]:
 
 
 def _link_out(name: str) -> Callable[[Path], None]:
-    """Make what moves something out of the directory and leaves a link to it."""
+    """Return a function that moves an entry out and leaves a link to it."""
 
     def spoil(directory: Path) -> None:
         target = _outside(directory / name) / Path(name).name

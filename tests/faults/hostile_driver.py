@@ -265,7 +265,7 @@ def _child(
 
 
 def _problems(command: Sequence[str], place: Path, seconds: float) -> Iterator[str]:
-    """Run one command in this process and say what it did that it must not."""
+    """Run one command in this process; return its violations."""
     from dragoman.cli.app import main as dragoman
 
     descriptors = []

@@ -144,7 +144,7 @@ def test_there_are_twenty_four() -> None:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Let one process of its own prepare every case, so that its memory can be measured."""
+    """Prepare every case in one subprocess, so that its memory can be measured."""
     folder = tmp_path_factory.mktemp("corpora")
     made = train_tokenizers(
         ["Zeile 1234567890 mit Text"] * 20,

@@ -19,7 +19,7 @@ from dragoman.storage import manifest
 
 @pytest.fixture(scope="module")
 def whole(victims, memory):
-    """A run with two steps, the newest of which gets hurt."""
+    """A run with two checkpoints, the newest of which is damaged."""
     directory = memory / "whole"
     assert loop(victims, directory, updates=8, every=4).wait() == 0
     shutil.rmtree(directory / "keep")  # its hard links would be hurt with the step
@@ -30,7 +30,7 @@ def whole(victims, memory):
 
 @pytest.fixture
 def hurt(whole, caplog):
-    """Change one file of the newest step, look for the newest, and put the file back."""
+    """Damage one file of the newest checkpoint, search for the newest, and restore the file."""
     step = whole / "step-00000008"
 
     def change(name: str, data: bytes) -> None:

@@ -49,7 +49,7 @@ def pipe(path: Path) -> None:
 
 
 def give_away(path: Path) -> None:
-    """Make a file another user's."""
+    """Change the owner of a file."""
     if os.geteuid() != 0:
         pytest.skip("only root may give files away")
     os.chown(path, 12345, 12345)

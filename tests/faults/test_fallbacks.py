@@ -1,8 +1,7 @@
-"""What a machine lacks costs one line, which says what is used instead, and the result is the same:
-every case through the commands.
+"""A missing dependency or device costs one warning that names the fallback; the result is the same.
 
-Each case runs a command twice, on a machine in order and on one that is broken in a certain way,
-and compares what comes out.
+Each case runs a command twice, on a healthy machine and on one that is broken in a certain way, and
+compares the outputs.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ class Outcome(NamedTuple):
 
 
 def run(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
-    """Run a command as a person would, and take off what no two runs share: the clock."""
+    """Run a command as a user would, and remove times from the output."""
     words = [word.replace("{}", str(folder)) for word in command.split()]
     code = main([*words, *(src for src, _ in PAIRS)] if words[0] == "translate" else words)
     out, err = capsys.readouterr()

@@ -15,7 +15,7 @@ ERRORS = ("eio", "enospc", "short")
 
 
 def hurt(victims, reference, place, fault):
-    """Run into a fault, look, and go on; returns the exit code of the hurt run."""
+    """Run into a fault, inspect, and resume; return the exit code of the failed run."""
     want, log = reference()
     shutil.rmtree(place, ignore_errors=True)
     code = loop(victims, place, fault=fault, tolerate_disk_errors=False).wait()

@@ -88,7 +88,7 @@ def test_small_file_systems(victims, reference, place, small_disk):
         assert code == (74 if share < 3.6 else 0), share
         assert newest_step(run) == (0 if code else 12)
         refused += code == 74
-    for share in (5, 6, 7, 8, 9):  # room at the start, and then another program takes it
+    for share in (5, 6, 7, 8, 9):  # free space at the start, then another program takes it
         disk = small_disk(int(one * share))
         run = disk / "run"
         victim = loop(victims, run, updates=40, every=2, pause=0.01)
@@ -106,7 +106,7 @@ def test_small_file_systems(victims, reference, place, small_disk):
 
 
 def fill(disk, leave: int) -> None:
-    """Let another program take the room."""
+    """Fill the disk from another process."""
     with (disk / "filler").open("wb") as file:
         while (free := free_disk_bytes(disk)) > leave:
             file.write(b"\0" * min(65536, free - leave))

@@ -22,9 +22,9 @@ EVERY = 5
 
 
 def kill_and_resume(victims, directory, *, updates, kills, choose):
-    """Kill at random moments until there have been enough, then finish.
+    """Kill at random times, as often as asked, then finish.
 
-    Returns the most updates that one kill cost.
+    Return the largest number of steps that one kill lost.
     """
     most = 0
     for target in sorted(choose.sample(range(1, updates - EVERY), kills)):

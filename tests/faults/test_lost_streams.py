@@ -1,6 +1,6 @@
-"""What a command writes to may go away: its pipe, its disk, its terminal. Training goes on.
+"""A command's output stream may disappear: its pipe, its disk, its terminal.
 
-Translating ends when nobody reads.
+Training continues. Translation ends when nobody reads its output.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def start(kind: str, words: list[str]) -> subprocess.Popen[bytes]:
         reader, writer = os.pipe()
         process = subprocess.Popen(words, stdout=writer, stderr=writer, **options)
         os.close(writer)
-        os.read(reader, 1)  # until it has said something
+        os.read(reader, 1)  # until it has written something
         os.close(reader)
     elif kind == "disk full":
         with open("/dev/full", "w") as full:

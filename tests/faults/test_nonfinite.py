@@ -13,7 +13,7 @@ from dragoman.errors import DivergedError
 
 
 class Spoiled:
-    """A task whose loss is not finite at some updates.
+    """A task whose loss is not finite at some steps.
 
     With `late`, only the backward pass shows it.
     """
@@ -101,9 +101,9 @@ def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
 
 
 def test_divergence_rolls_back_and_excludes_the_steps(tmp_path, caplog):
-    """Ten in a row return to the newest checkpoint.
+    """Ten bad steps in a row return to the newest checkpoint.
 
-    The same updates are then passed over and the run finishes.
+    The same steps are then skipped and the run finishes.
     """
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(
@@ -132,7 +132,7 @@ def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
 
 
 def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
-    """Exit 70 within 25 updates of the first bad one, and what was published before is intact."""
+    """Exit code 70 within 25 steps of the first bad one; earlier checkpoints are intact."""
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
         with pytest.raises(

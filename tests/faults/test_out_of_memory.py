@@ -40,7 +40,7 @@ def _few_objects():
 
 
 class Narrow:
-    """A task on a device that holds only so many slots.
+    """A task on a device with memory for a limited number of padded tokens.
 
     With `late`, it fails half-way through the backward pass.
     """

@@ -106,9 +106,9 @@ def updates_of(directory: Path) -> list[dict]:
     ],
 )
 def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
-    """The same losses on the same global batch, to rounding, for up to a hundred updates.
+    """The same losses on the same global batch, up to rounding, for up to a hundred steps.
 
-    The same examples in each update.
+    The same examples in each step.
     """
     one, several = tmp_path / "one" / "run", tmp_path / "several" / "run"
     rarely = {"steps": steps, "checkpoint_every": steps // 2, "validate_every": steps // 2}
@@ -259,9 +259,9 @@ def alive(number: int) -> bool:
     ids=["kill a rank", "kill a rank that holds a share", "kill the launcher", "stop a rank"],
 )
 def test_under_torchrun_no_rank_survives(tmp_path, victim, times, number, limit, fsdp):
-    """Ranks outlive a killed torchrun unless they ask to die with it.
+    """Ranks outlive a killed torchrun unless they set PDEATHSIG.
 
-    And the run goes on where it was.
+    The run then resumes.
     """
     directory = tmp_path / "run"
     took = []

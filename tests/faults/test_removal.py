@@ -46,7 +46,7 @@ def model(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Make a folder of the user's, with files named as ours are."""
+    """Write a user's folder, with files named as ours are."""
     folder = tmp_path / "outside"
     (folder / ENGINE).mkdir(parents=True)
     for name in (

@@ -26,7 +26,7 @@ def _no_requests():
 
 
 class NanAt:
-    """Spoils one update's loss, wherever it is computed."""
+    """Sets the loss of one step to NaN on every rank."""
 
     def __init__(self, task, *updates: int) -> None:
         self.task, self.updates, self.update = task, updates, 0
@@ -39,7 +39,7 @@ class NanAt:
 
 
 def make(run, *, nan_at=(), stop_after=0, stop_in_validation=0, **options):
-    """Make a trainer that is asked to stop after an update, or inside a validation."""
+    """Build a trainer that gets a stop request after a step, or inside a validation."""
 
     def on_record(record):
         if "event" not in record and record["step"] == stop_after:
@@ -187,7 +187,7 @@ def test_every_kind_of_setting(tmp_path, settings):
 
 
 def test_crash_between_checkpoints_repeats_the_same_steps(tmp_path):
-    """The log is cut back to the checkpoint, so that no update is counted twice."""
+    """The log is truncated to the checkpoint, so that no step is counted twice."""
     with RunDirectory(tmp_path / "whole") as run:
         make(run).fit(resume=False)
 
@@ -206,9 +206,9 @@ def test_crash_between_checkpoints_repeats_the_same_steps(tmp_path):
 
 
 def test_second_request_saves_no_checkpoint(tmp_path):
-    """The first asks to finish and save, the second to leave at once.
+    """The first request finishes the step and saves, the second exits at once.
 
-    The last checkpoint stands.
+    The last checkpoint is kept.
     """
 
     def twice(record):
@@ -232,7 +232,7 @@ def test_a_stop_before_the_first_update_publishes_nothing(tmp_path):
 
 
 def test_second_stop_request_interrupts_a_step(tmp_path):
-    """Twice asked, a long update of many micro-batches is not finished first."""
+    """On a second request a long step of many micro-batches is interrupted."""
     calls = []
 
     def urgent(task):

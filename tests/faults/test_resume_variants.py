@@ -84,7 +84,7 @@ def test_stopped_and_resumed_with_sgd(tmp_path: Path, momentum: float) -> None:
 
 @pytest.mark.parametrize("name", ["shared", "factorised, of length one"])
 def test_weights_load_into_a_meta_model(tmp_path: Path, name: str) -> None:
-    """As a bundle is read: laid out on the meta device, then filled."""
+    """As a bundle is loaded: built on the meta device, then filled."""
     run(tmp_path / "whole", VARIANTS[name])
     weights = {
         key.partition("/")[2]: tensor

@@ -38,10 +38,7 @@ def written(victims, tmp_path_factory):
 
 
 def test_each_rank_writes_its_own_rows(written):
-    """Every file is safetensors that anybody can read.
-
-    The pieces one below the other are the whole, as the reader gives it.
-    """
+    """Every file is valid safetensors; the concatenated shards are the full tensors."""
     names = {
         f"{part}-{rank}-of-2.safetensors"
         for part in ("weights", "optimizer", "ema")
@@ -226,9 +223,8 @@ def test_full_disk_on_one_rank_is_tolerated_by_all(victims, tmp_path):
 
 
 def test_autocast_multiplies_in_bfloat16(victims, tmp_path):
-    """The weights are gathered in float32 and cast for the products, as in a replica.
-
-    Only sums are in another order.
+    """Weights are gathered in float32 and cast for matmuls, as in DDP; only sums are in another
+    order.
     """
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     settings = {"steps": 8, "gradient_accumulation": 2, "precision": "bfloat16"}

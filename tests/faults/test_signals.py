@@ -38,7 +38,7 @@ def test_signals_at_random_moments(victims, reference, place, fault_seed, update
     for number, target in enumerate(sorted(choose.sample(range(1, updates - 25), signals))):
         target = max(
             target, last_update(place) + 1
-        )  # an update of this start: before, its handlers may not stand yet
+        )  # a step of this start: before, its handlers may not be installed yet
         victim = loop(victims, place, updates=updates, every=25)
         wait_for_update(place, target, victim)
         time.sleep(choose.uniform(0, 0.01))
@@ -137,7 +137,7 @@ sys.exit(fault_loop.run({str(directory)!r}, updates=100000, every=1000))
 
 
 def catches(pid: int, number: int) -> bool:
-    """Say whether a process has a handler for a signal yet."""
+    """Whether a process has a handler for a signal yet."""
     with open(f"/proc/{pid}/status") as file:
         caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt"))
     return bool(caught >> (number - 1) & 1)
@@ -180,9 +180,9 @@ def test_twenty_signals_in_the_first_seconds(place, fault_seed):
 )
 @pytest.mark.parametrize("command", ["train", "settings"])
 def test_interrupt_before_handlers_are_installed_shows_no_traceback(command, tmp_path):
-    """Python answers a Ctrl-C among its imports with their traceback.
+    """Python shows a traceback for a Ctrl-C during imports.
 
-    From our first line on the process just ends, or saves.
+    From our first line on the process exits or saves.
     """
     program = "import dragoman.__main__, sys, time; print('ready', flush=True); time.sleep(60)"
     process = subprocess.Popen(
@@ -222,5 +222,5 @@ def test_command_keeps_a_signal_once_handlers_are_installed(tmp_path):
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 2, (
         told
-    )  # the mistake in the arguments was told: the signal asked for no more than to stop
+    )  # the argument error was reported: the signal only requested a stop
     assert b"Traceback" not in told

@@ -138,7 +138,7 @@ def status(out: Path) -> dict:
 
 
 def killed_at(train, out: Path, update: int, **hurt) -> None:
-    """Start the command and kill it soon after an update."""
+    """Start the command and kill it soon after a step."""
     victim = train(out, **hurt)
     wait_for_update(out / "training", update, victim)
     victim.send()
@@ -187,7 +187,7 @@ def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kil
     )
 
 
-# The points of an update are passed in the rehearsal too; test_trainer_kills.py has those.
+# The fault points of a step are also reached in the dry run; test_trainer_kills.py covers those.
 POINTS = ["valid.mid:2", "keep.rename:2", "prune.unlink:1"]
 
 

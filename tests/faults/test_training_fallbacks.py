@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
 
 def train(folder: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Trained:
-    """Train for three updates."""
+    """Train for three steps."""
     settings = [
         *SMALL,
         "train.steps=3",

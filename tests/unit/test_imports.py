@@ -74,7 +74,7 @@ def part_of(module: str) -> str:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Go through every module of the package with its dotted name."""
+    """Yield every module of the package with its dotted name."""
     for path in sorted(PACKAGE.rglob("*.py")):
         words = path.relative_to(ROOT).with_suffix("").parts
         yield ".".join(words[:-1] if words[-1] == "__init__" else words), path

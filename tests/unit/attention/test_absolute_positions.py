@@ -1,4 +1,4 @@
-"""Where attention may look, and how order is told."""
+"""Padding and causal masks, and absolute position encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by hashing against a quadratic definition, and its hashes against somebody else's."""
+"""LSH attention against a quadratic definition; hashes against another implementation."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def defined(
     *,
     causal: bool,
 ) -> Tensor:
-    """Follow the definition token by token: who meets whom in any round, and one softmax over
-    them.
+    """Reference: for each token, one softmax over the tokens that share a bucket with it in any
+    round.
     """
     query, key_value, buckets = attention.project(x)
     value = key_value[:, 1]
@@ -106,7 +106,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_sorting_and_masking_are_one_attention(causal: bool) -> None:
-    """Short sequences are masked, long and unwatched ones sorted: nobody may see which."""
+    """Short sequences are masked, long ones without a recorder are sorted: both compute the same."""
     attention = make(rounds=3, buckets=4, window=5)
     x, real, _ = tensors(150)
     with record(attention) as notes:

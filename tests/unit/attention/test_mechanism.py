@@ -1,5 +1,5 @@
-"""Attention layers used alone: pooling and self-attention by any score, against loops, and what
-their doors say to bad input.
+"""Attention layers used alone: pooling and self-attention by any score, against loops, and errors
+for invalid input.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def test_the_penalty_is_a_frobenius_norm() -> None:
     for row, found in enumerate(overlap_penalty(weights)):
         gap = weights[row] @ weights[row].T - torch.eye(3, dtype=torch.float64)
         assert float(found) == pytest.approx(float(torch.linalg.matrix_norm(gap, "fro")) ** 2)
-    assert overlap_penalty(torch.eye(3).unsqueeze(0)).tolist() == [0.0]  # each its own place
+    assert overlap_penalty(torch.eye(3).unsqueeze(0)).tolist() == [0.0]  # each its own position
     same = torch.zeros(1, 2, 3)
     same[:, :, 0] = 1
-    assert overlap_penalty(same).tolist() == [2.0]  # two that look at one place
+    assert overlap_penalty(same).tolist() == [2.0]  # two that attend to one position
 
 
 def test_the_penalty_of_self_attention_counts_no_padding() -> None:
@@ -211,7 +211,7 @@ def test_self_attention_keeps_its_promises(score: str, window: int) -> None:
     together = layer(x, mask=MASK).context
     torch.testing.assert_close(
         layer(x[1:, :3]).context, together[1:, :3]
-    )  # neither neighbours nor padding matter
+    )  # neither other rows nor padding matter
     changed = x.clone()
     changed[1, 3:] = 1e6
     torch.testing.assert_close(layer(changed, mask=MASK).context[1, :3], together[1, :3])

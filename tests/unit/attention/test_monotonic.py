@@ -60,7 +60,7 @@ def recurrence(stops: Tensor) -> Tensor:
 
 
 def every_path(stops: Tensor) -> Tensor:
-    """Sum the probabilities of all the ways the head can go: nothing of the recurrence is used."""
+    """Sum the probabilities of all monotonic paths, without the recurrence."""
     positions, keys = stops.shape
     weights = torch.zeros_like(stops)
     for t in range(1, positions + 1):
@@ -149,8 +149,8 @@ def test_gradients_of_the_expected_weights_are_slopes(
 
 
 def test_after_training_the_head_stops_at_the_first_fit_and_never_goes_back() -> None:
-    """Each row of a batch follows its own head (fairseq#3892 gathered the wrong place, #4207 took
-    one row only).
+    """Each row of a batch follows its own head (fairseq#3892 gathered the wrong position, #4207
+    took one row only).
     """
     torch.manual_seed(0)
     scores = torch.randn(8, 12, 9, dtype=torch.float64)
@@ -232,8 +232,8 @@ def test_a_chunk_of_one_is_monotonic_attention() -> None:
 
 
 def test_energies_far_apart_leave_chunks_finite() -> None:
-    """A chunk far below the row's largest energy still has shares, where one common maximum would
-    leave 0 / 0.
+    """A chunk far below the row's largest energy still has weights, where one common maximum would
+    give 0 / 0.
     """
     energies = torch.tensor([[300.0, 0.0, 1.0, -300.0, -301.0]], requires_grad=True)
     found = spread_over_chunks(torch.full((1, 5), 0.2), energies, everything(1, 5), 2)
@@ -308,7 +308,7 @@ def scanned(
 @pytest.mark.parametrize("hole", [False, True])
 @torch.no_grad()
 def test_scanning_stops_where_scoring_all_keys_does(offset: float, hole: bool) -> None:
-    """Heads that stay, that walk, and that run past the last key; rows of several lengths, one
+    """Heads that stay, that advance, and that move past the last key; rows of several lengths, one
     without keys.
     """
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ from dragoman.models.factory import build_model
 
 
 def twin(attention: SelfAttention | CrossAttention) -> nn.MultiheadAttention:
-    """Give PyTorch's attention the same weights."""
+    """Return torch.nn.MultiheadAttention with the same weights."""
     theirs = nn.MultiheadAttention(attention.width, attention.heads, batch_first=True)
     if isinstance(attention, SelfAttention):
         weight, bias = attention.query_key_value.weight, attention.query_key_value.bias

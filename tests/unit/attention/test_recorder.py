@@ -1,4 +1,4 @@
-"""Recording and editing: everything is shown, nothing stays."""
+"""Attention recorder and editor: every layer is captured, and hooks are removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hard attention by reward, and losses that alignments add: against enumeration, and through the
-task and the trainer's eyes.
+"""Hard attention by REINFORCE, and auxiliary losses of alignments: against enumeration, in the task
+and in the trainer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def build(decoder: str) -> EncoderDecoder:
 
 
 def batch(rows: int = 2) -> Batch:
-    """Make two pairs, the second of them shorter on both sides, or the first alone."""
+    """Return two pairs, the second shorter on both sides, or the first alone."""
     sizes = np.array([[SOURCE, TARGET], [SOURCE - 1, TARGET - 1]])[:rows]
     return Batch(
         src=torch.tensor([[4, 5, 6], [7, 8, 0]])[:rows],

@@ -1,4 +1,4 @@
-"""Positions inside attention, against the golden values and against what others wrote."""
+"""Relative positions against golden values and other implementations."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_slopes_are_the_papers() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16])
 def test_linear_bias_is_blooms(heads: int) -> None:
-    """BLOOM adds slope times key place, which softmax cannot tell from minus slope times distance
-    in the past.
+    """BLOOM adds slope times key position, which differs from minus slope times distance by a
+    constant per query: the softmax is the same.
     """
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -184,9 +184,7 @@ def sinusoid(distance: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_sinusoid_keys_are_the_papers_four_terms(causal: bool) -> None:
-    """Against a loop over pairs: content, place, what every query asks of contents, and of
-    places.
-    """
+    """Against a loop over pairs: content, position, content bias, position bias (Dai et al., 2019)."""
     torch.manual_seed(0)
     heads, size, length = 2, 4, 6
     within = TransformerXLBias(heads, size, causal=causal).double()
@@ -281,9 +279,7 @@ def test_a_query_that_sees_nothing_gets_zeros_with_a_bias_too() -> None:
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw", "transformer_xl"])
 def test_order_is_told_to_an_encoder(positions: str) -> None:
-    """A bias alike on both sides would not tell a sentence from its mirror image: who bites
-    whom.
-    """
+    """A symmetric bias cannot distinguish a sentence from its reversal: who bites whom."""
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=("transformer",),

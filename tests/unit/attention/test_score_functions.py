@@ -135,8 +135,8 @@ def test_every_parameter_receives_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_a_key_of_zeros_leaves_values_and_gradients_finite(name: str) -> None:
-    """Padding is often zeros, whose direction nobody knows (fairseq#4001: NaN that spread from
-    hidden places).
+    """Padding is often zeros, whose direction is undefined (fairseq#4001: NaN spread from masked
+    positions).
     """
     score, (query, key) = build(name), tensors()
     key[0, 3:] = 0

@@ -120,7 +120,7 @@ def test_local_p_s_bell_has_the_figures_of_its_definition() -> None:
         torch.zeros(1, 9).double(), torch.ones(1, 9, dtype=torch.bool), torch.tensor([4.3]).double()
     )
     window = distances.abs() <= 2
-    # Four whole places lie within 2 of 4.3; each has a quarter before the bell.
+    # Four integer positions are within 2 of 4.3; each has weight 1/4 before the Gaussian.
     assert (4 * bell)[window].tolist() == pytest.approx(
         [0.429557, 0.955997, 0.782705, 0.235746], abs=1e-6
     )

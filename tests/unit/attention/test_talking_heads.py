@@ -10,7 +10,7 @@ from dragoman.attention.relative_positions import ShawRelativeKeys
 
 
 def talking_heads(attention: SelfAttention | CrossAttention) -> None:
-    """Give the heads something to say."""
+    """Build talking heads with random mixing matrices."""
     for matrix in (attention.mix_scores, attention.mix_weights):
         assert matrix is not None
         torch.nn.init.normal_(matrix)

@@ -1,5 +1,5 @@
-"""The race between the exported engine and CTranslate2 used directly: all ways do the same work,
-and the table can be read.
+"""Benchmark of the exported engine against CTranslate2 used directly: same work, and a readable
+table.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_having_no_peers_is_reported(
 def test_every_search_takes_as_many_steps_as_its_batch_says(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers' outputs have a piece for each step; of ours the last step may only be an end."""
+    """Outputs of peers have one token per step; the last step of ours may only produce </s>."""
     from bench import benchmark_worker, workload
     from dragoman.inference import NativeEngine
     from dragoman.inference.cpu.cpp_kv_cache import CppKVCache
@@ -90,7 +90,7 @@ def test_peers_give_outputs_as_long_as_they_are_told(
         found = translate(batch, 6)
         alone = translate(batch[1:2], 6)
     assert [len(each) for each in found] == [6, 6, 6]
-    assert alone[0] == found[1]  # whoever stands beside it
+    assert alone[0] == found[1]  # whatever else is in the batch
 
 
 def test_a_search_without_a_cache_finds_better_outputs_with_more_beams(
@@ -286,9 +286,7 @@ def test_toolkits_take_part_when_all_peers_are_asked_for(
 def entered(
     monkeypatch: pytest.MonkeyPatch, layouts: str, numbers: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """Be a contender that can be layouts in two ways, of which stand-ins take the places, on a
-    clock of their own.
-    """
+    """Run a stub system with two core layouts on a fake clock."""
     from bench import benchmark_worker
 
     class Arranged:

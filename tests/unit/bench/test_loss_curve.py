@@ -1,6 +1,4 @@
-"""The comparison of loss curves computes what it says, gives all runs the same start, and sees what
-differs.
-"""
+"""The loss-curve comparison: its statistics, equal initial weights, and detection of differences."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def test_windows_hold_means_spreads_and_errors(curves: Any) -> None:
 
 
 def test_the_mean_is_over_the_window_before_the_spread_is_over_runs(curves: Any) -> None:
-    """Ups and downs that all runs share are no noise; brute force over torch's own moments."""
+    """Variation common to all runs is not noise; brute force over torch's moments."""
     torch.manual_seed(0)
     ours, plain = (torch.randn(runs, 40, dtype=torch.float64) for runs in (4, 3))
     for place, window in enumerate(curves.compare(ours.tolist(), plain.tolist())):

@@ -1,5 +1,5 @@
-"""Other toolkits are installed once, told to train the same model, and a failure of one is a line;
-stand-ins take their places.
+"""Other toolkits are installed once and configured for the same model; a failure is one line. Stubs
+replace them here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Bundles of other tasks than translation: round trip, golden vectors, damage and wrong doors."""
+"""Bundles of tasks other than translation: round trip, golden vectors, damage, and loading with the
+wrong class.
+"""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_a_write_that_is_interrupted_leaves_no_bundle_and_says_so(
 def test_every_file_is_durable_before_the_manifest_is_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power loss must not leave a manifest beside files of which it tells something else."""
+    """A power loss must not leave a manifest that does not match its files."""
     write(tmp_path)
     old = (tmp_path / "manifest.json").stat().st_ino
     recorder = SyncRecorder(monkeypatch)
@@ -510,7 +510,7 @@ def test_the_text_of_a_card_may_be_given_whole(tmp_path: Path) -> None:
 
 
 def test_the_card_carries_scores_with_signatures_and_says_what_is_unknown() -> None:
-    """A figure without its signature cannot be compared (fairseq#2593, #637, #3245)."""
+    """A score without its signature cannot be compared (fairseq#2593, #637, #3245)."""
     config = Config().replace(data={"src_lang": "no", "tgt_lang": "en"})
     card = Card(
         command="dragoman train --src a --tgt b",

@@ -1,4 +1,4 @@
-"""What a run directory keeps: the newest and the best, and as much as the disk has room for."""
+"""Retention: the newest and the best checkpoints, within the free disk space."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_old_checkpoints_stay_if_removing_cannot_help(run, monkeypatch):
 def test_old_checkpoints_are_removed_only_if_that_frees_enough(
     run, monkeypatch, gain, removed, left
 ):
-    """With 10 bytes free and two old steps, 100 bytes fit if the two give back 90."""
+    """With 10 bytes free, 100 bytes fit if removing two old checkpoints frees 90."""
     save_checkpoint(run, 1, 2, 3)
     monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
     monkeypatch.setattr("dragoman.checkpoint.retention._freed_bytes", lambda checkpoint: gain)

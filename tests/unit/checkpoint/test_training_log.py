@@ -1,4 +1,4 @@
-"""The run's log: every line whole, and none of an update that is done again."""
+"""The training log: complete lines, and no step logged twice after a resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_lines_come_back_in_order(tmp_path):
 
 
 def test_a_resumed_run_counts_no_update_twice(tmp_path):
-    """Replayed updates are not logged twice (joeynmt#172 restarts its count)."""
+    """Repeated steps are not logged twice (joeynmt#172 restarts its count)."""
     log = TrainingLog(tmp_path)
     write(log, 1, 2, 3, 4, 5)
     assert log.truncate(3) == 2

@@ -1,4 +1,4 @@
-"""How commands show things."""
+"""Tables, notes and results printed by commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bar of long commands: on a terminal, after a while, and never in the way of the work."""
+"""Progress bars: on a terminal only, after a delay, and never raising."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Make stderr a terminal: within the test, for pytest sets it anew after a fixture."""
+    """Patch stderr.isatty inside the test, because pytest replaces stderr after a fixture."""
     found = Terminal()
     monkeypatch.setattr(sys, "stderr", found)
     monkeypatch.setattr(module, "DELAY_SECONDS", 0.0)

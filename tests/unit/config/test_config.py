@@ -1,4 +1,4 @@
-"""The configuration refuses what cannot be run, says why, and survives a round trip."""
+"""The configuration rejects invalid settings with a reason, and survives a round trip."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def test_defaults_of_common_settings():
 
 
 def test_an_unknown_setting_is_answered_with_the_nearest():
-    """Peers answer with 'Extra inputs are not permitted' (eole-nlp/eole#81)."""
+    """Other toolkits report 'Extra inputs are not permitted' (eole-nlp/eole#81)."""
     assert refusal("model.widht=256") == "there is no setting model.widht; did you mean width?"
 
 

@@ -60,7 +60,7 @@ def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
 def test_every_pair_is_in_exactly_one_batch_within_the_budget(
     sizes: list[tuple[int, int]], batch_tokens: int, window: int
 ) -> None:
-    """The budget counts padded slots; what alone is over it goes alone (OpenNMT-py#1161)."""
+    """The budget counts padded tokens; a longer pair forms a batch of its own (OpenNMT-py#1161)."""
     src, tgt = (np.array(side) for side in zip(*sizes, strict=True))
     plan = BatchPlan(src, tgt, batch_tokens=batch_tokens, seed=3, block=16, window=window)
     for epoch in (0, 1):

@@ -175,7 +175,7 @@ def test_a_plans_batch_has_the_plans_shape(store: TokenStore) -> None:
 
 
 def test_other_rows_change_only_the_padding(store: TokenStore) -> None:
-    """Row for row the same pieces alone and in company, sampled or not."""
+    """Each row has the same tokens alone and in a batch, sampled or not."""
     for options in ({}, {"dropout": 0.3, "seed": 5}):
         both = collate(
             store,

@@ -448,7 +448,7 @@ def test_a_file_name_with_glob_characters(tmp_path: Path) -> None:
 
 
 def test_a_warning_names_the_columns_used_of_many_unnamed(tmp_path, caplog):
-    """Numbers of sentences must not pass for sentences without a word."""
+    """Sentence numbers must not silently be read as sentences."""
     path = tmp_path / "pairs.tsv"
     path.write_text("1\tGuten Tag\t2\tGood day\n")
     with caplog.at_level("WARNING", logger="dragoman"):

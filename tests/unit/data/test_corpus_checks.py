@@ -93,7 +93,7 @@ def test_length_ratio(tmp_path: Path) -> None:
     src, tgt = sentences(300)
     tgt[50] = " ".join(["very long indeed"] * 30)
     src[60] = "x"
-    tgt[70] = "y" * 19  # too short to say anything
+    tgt[70] = "y" * 19  # too short to be significant
     src[70] = "z"
     assert problems(corpus_of(tmp_path, src, tgt)) == {"length ratio": (2, [51, 61])}
 
@@ -221,7 +221,7 @@ def test_another_shift_must_fit_clearly_better(
         shift,
         pytest.approx(gain),
     )
-    # All shifts are tried on the same lines: those whose neighbours are in the window.
+    # All shifts are tried on the same lines: those whose adjacent lines are in the window.
     lines = np.arange(3, 57)
     assert compared == [(lines.tolist(), (lines + by).tolist()) for by in (0, 1, -1, 2, -2, 3, -3)]
 

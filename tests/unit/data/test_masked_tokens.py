@@ -53,7 +53,7 @@ def test_masks_depend_on_the_key_and_on_nothing_else() -> None:
 
 
 def test_a_masked_token_cannot_be_told_from_another() -> None:
-    """Where the mask stands, the input is the same whatever the token was."""
+    """At a masked position the input does not depend on the token."""
     tokens = rows(50)
     changed = (tokens - 4 + 1) % (MASK - 4) + 4  # another token everywhere
     one, other = (

@@ -1,4 +1,4 @@
-"""The store: the corpus's own pieces, made once, found again at once, never trusted blindly."""
+"""The token store: the corpus's token ids, built once, reused, and always verified."""
 
 from __future__ import annotations
 

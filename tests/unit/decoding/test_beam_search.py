@@ -51,8 +51,8 @@ def every_output(
 def test_a_beam_that_drops_nothing_finds_the_n_best_of_all_sequences(
     source: int, alpha: float
 ) -> None:
-    """With any length penalty: the rule that ends the search must not end it early
-    (OpenNMT-py#1320, xnmt#572, transformers#20901).
+    """With any length penalty: the stopping criterion must not stop early (OpenNMT-py#1320,
+    xnmt#572, transformers#20901).
     """
     model, penalty = TableModel(), WuLengthPenalty(alpha)
     expected = every_output(model, source, 4, penalty)[:5]
@@ -242,7 +242,7 @@ def test_finished_sentences_leave_the_batch() -> None:
         v - 1000.0 * (t == EOS and source == 0) for t, v in enumerate(plain(source, history))
     ]
     run(model, [0, 1, 2, 3, 4], GreedySearch(), limit=9)
-    assert model.rows_seen == 5 + 9  # all of them once, then only the row that goes on
+    assert model.rows_seen == 5 + 9  # all of them once, then only the unfinished row
 
 
 def test_rows_are_reordered_unless_they_all_stay_in_their_places() -> None:

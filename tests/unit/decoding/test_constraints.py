@@ -517,7 +517,9 @@ def test_a_hard_combination_is_decided_exactly() -> None:
 
 
 def test_what_a_mirrored_character_became_decides_the_rest() -> None:
-    """After `.` the pattern is in one state, and only what stands for x may stand there again."""
+    """After `.` the pattern is in one state, and only the character that replaced x is allowed
+    there again.
+    """
     for source, pattern, expected in (
         ("xx", ".b", {"bb"}),
         ("xyx", "..[bc]", {"bab", "bcb", "bdb", "cac", "cbc", "cdc", "bbb", "ccc"}),

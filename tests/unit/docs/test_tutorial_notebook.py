@@ -1,4 +1,4 @@
-"""docs/tutorial.ipynb: every cell runs, and shows what the text around it says."""
+"""docs/tutorial.ipynb: every cell runs, and its output matches the text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The walk-through is run: every block in order, in both languages, and what it says is printed is
-printed.
-"""
+"""The walkthrough runs: every block in order, in both languages, with the output shown."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def blocks(page: str) -> list[str]:
 
 
 def shown(block: str) -> list[str]:
-    """Find what a block says that it prints: the lines that are comments as a whole."""
+    """Return the expected output of a block: its comment lines."""
     return [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
 
 

@@ -1,4 +1,4 @@
-"""The doctor's view of engines: held to what their numbers allow, skipped where they cannot run."""
+"""Doctor checks of engines: tolerances by dtype; skipped where an engine cannot run."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_nothing_is_left_behind_and_a_parameter_is_rounded_once(
 
 
 def test_log_probabilities_are_about_those_of_an_int8_engine(tmp_path: Path) -> None:
-    """CTranslate2 rounds in its own places; against float32 both are off by the same order."""
+    """CTranslate2 rounds at other points; against float32 both errors are of the same order."""
     pytest.importorskip("ctranslate2")
     from dragoman.exchange.ctranslate2_export import save_ctranslate2
     from dragoman.inference.ctranslate2_engine import CTranslate2Engine

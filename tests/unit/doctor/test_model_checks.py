@@ -1,4 +1,4 @@
-"""The doctor's checks can fail: a model is broken on purpose, and the right row says so."""
+"""Doctor checks detect errors: a model is broken on purpose, and the right check fails."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_caches_that_stay_behind_when_beams_change_places_are_seen(
 
 def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     class Second(BeamSearch):
-        """Gives the second best."""
+        """Returns the second-best token."""
 
         def run(self, *arguments: Any) -> list[list[Hypothesis]]:
             return [hypotheses[1:] for hypotheses in BeamSearch(2, 2).run(*arguments)]

@@ -1,5 +1,5 @@
-"""Export to CTranslate2: every setting that it can express gives its numbers, the others are
-refused, and the engine keeps our promises.
+"""Export to CTranslate2: supported settings compute the same, others are rejected, and the engine
+passes the engine tests.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def test_unscored_outputs_are_the_scored_ones(
 def test_a_beam_ranks_by_our_penalty_and_scores_as_the_model_does(
     pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
 ) -> None:
-    """Its search ends by another rule, so its n best need not be ours; what it says of them must be
-    true all the same.
+    """Its search stops by another criterion, so its n-best may differ; its scores must still be
+    right.
     """
     native, engine, tokenizers = pair
     prefix = tokenizers.tgt.encode("EINE")

@@ -1,4 +1,4 @@
-"""Export to Hugging Face: what `transformers` loads from the directory alone says the same."""
+"""Export to Hugging Face: `transformers` loads the directory and computes the same."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ LINES = [
 
 
 def learn(lines: list[str], pieces: int) -> bytes:
-    """Train a SentencePiece model as OPUS does: unigram, its own normaliser, its own numbers, no
-    padding.
+    """Train a SentencePiece model as OPUS does: unigram, its own normalizer, its own ids, no
+    padding token.
     """
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -67,7 +67,7 @@ def spelt(model: bytes) -> list[str]:
 
 @pytest.fixture
 def make(tmp_path: Path, spm: tuple[bytes, bytes]) -> Callable[..., Path]:
-    """Give a function that writes a Marian directory."""
+    """Return a function that writes a Marian directory."""
 
     def write(
         name: str = "opus", *, separate: bool = False, lose: int = 2, **settings: Any

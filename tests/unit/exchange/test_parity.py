@@ -1,4 +1,4 @@
-"""The library's Transformer with other people's weights gives other people's numbers."""
+"""The Transformer with the weights of other implementations computes their outputs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def from_marian(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 def marian_pair(
     width: int, layers: int, heads: int, feedforward: int, vocabulary: int
 ) -> tuple[nn.Module, EncoderDecoder]:
-    """Make a Marian model with random weights, and ours with the same."""
+    """Build a Marian model with random weights, and ours with the same."""
     transformers = pytest.importorskip("transformers")
     config = transformers.MarianConfig(
         vocab_size=vocabulary,

@@ -65,7 +65,7 @@ def test_alignment_is_the_mean_over_layers_and_heads(model) -> None:
 
 
 def test_alignment_of_a_padded_batch_is_that_of_each_row_alone(model) -> None:
-    """Padding is never looked at (tensor2tensor#526)."""
+    """Padding is never attended to (tensor2tensor#526)."""
     sources, targets = [[5, 6, 7, 8, 9], [5]], [[10], [11, 12, 13]]
     for row, aligned in enumerate(align_batch(model, sources, targets)):
         [alone] = align_batch(model, [sources[row]], [targets[row]])

@@ -104,7 +104,7 @@ def change_logits(change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def swap_layers(sites: list[CapturedSite]) -> list[CapturedSite]:
-    """Give the first two sites of a group the weights of each other."""
+    """Swap the weights of the first two sites of a group."""
     first, second, *rest = sites
     return [
         first._replace(weights=second.weights),

@@ -1,4 +1,4 @@
-"""The JSON form fits its budget; what was cut is said, and nothing else changes."""
+"""The JSON fits its size budget; `limits` lists what was cut, and nothing else changes."""
 
 from __future__ import annotations
 

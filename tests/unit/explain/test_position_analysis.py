@@ -97,7 +97,7 @@ def test_the_similarity_of_a_short_table_is_no_larger_than_the_table() -> None:
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw", "transformer_xl"])
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_a_curve_is_the_mean_over_the_sentence(positions: str, side: str) -> None:
-    """Brute force: the score of each query with each key as if it stood at a distance."""
+    """Brute force: the score of each query with each key at every distance."""
     model = tiny_model(positions=positions)
     forced = tiny_pair(model, src=7, tgt=7)
     attention = model.get_submodule(f"{side}.1.self")

@@ -1,4 +1,4 @@
-"""Gradients of all targets at once: both ways of batching, groups, and finite log-odds."""
+"""Gradients of all targets at once: both batching methods, groups, and finite log-odds."""
 
 from __future__ import annotations
 

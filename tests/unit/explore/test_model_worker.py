@@ -1,6 +1,4 @@
-"""The model's thread: one piece of work at a time, which stops when nobody waits for it any
-more.
-"""
+"""The model thread: one job at a time, cancelled when its client has left."""
 
 from __future__ import annotations
 
@@ -99,7 +97,7 @@ def test_few_wait(worker: ModelWorker) -> None:
         worker.submit(lambda: None, Cancellation())
     assert (found.value.status, found.value.retry_after) == (429, 2)
     assert worker.submit(lambda: 5, Cancellation(), is_bounded=False)
-    assert waiting[2].cancel()  # its client left: the place is free
+    assert waiting[2].cancel()  # its client left: the queue slot is free
     worker.submit(lambda: None, Cancellation(), is_bounded=False)
     gate.set()
     assert all(each.result(10) for each in waiting[:2])

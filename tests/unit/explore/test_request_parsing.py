@@ -1,4 +1,4 @@
-"""What the explorer accepts as a request, and the sentence for everything else."""
+"""Request parsing: accepted requests, and the error message for all others."""
 
 from __future__ import annotations
 

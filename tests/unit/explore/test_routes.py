@@ -1,4 +1,4 @@
-"""The explorer over HTTP: its answers, whom it refuses, and what one request may cost."""
+"""The explorer over HTTP: responses, rejected requests, and limits per request."""
 
 from __future__ import annotations
 

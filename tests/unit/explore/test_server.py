@@ -214,10 +214,10 @@ def test_effects_stop_when_the_client_leaves(running: RunningServer) -> None:
         received += connection.recv(65536)
     connection.close()
     count = -1
-    while running.predictor.heads_done != count:  # until it stands still
+    while running.predictor.heads_done != count:  # until it has stopped
         count = running.predictor.heads_done
         time.sleep(0.2)
-    for _ in range(5):  # its place is free again
+    for _ in range(5):  # its queue slot is free again
         assert running.post(f"{API}/explain", {"text": "stays"})[0] == 200
 
 

@@ -49,7 +49,7 @@ SIZES = {
 
 
 def make(algorithm: str = "characters", size: int = 400) -> Translator:
-    """Make a translator of random weights."""
+    """Build a translator with random weights."""
     config = Config().replace(text={"tokenizer": algorithm, "vocab_size": size}, model=SIZES)
     tokenizers = train_tokenizers(LINES * 5, LINES * 5, config.text)
     return Translator(random_model(config, tokenizers), tokenizers, config)
@@ -63,7 +63,7 @@ def random_model(config: Config, tokenizers: Tokenizers) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2.0)  # so that it has opinions
+                parameter.mul_(2.0)  # so that logits differ
     return model
 
 
@@ -198,7 +198,7 @@ def test_options_must_be_constraints(translator: Translator) -> None:
 
 @dataclasses.dataclass
 class _OtherEngine:
-    """An engine that must not be asked under constraints."""
+    """An engine that must not be called under constraints."""
 
     name: str = "other"
     workers: int = 1

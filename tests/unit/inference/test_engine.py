@@ -1,4 +1,4 @@
-"""The face of engines: what the translator asks of one, and what it does where one cannot."""
+"""The engine interface, and the fallback to the native engine."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Echo:
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
         self.asked.append(request)
         if len(self.asked) <= self.together.parties:
-            self.together.wait(timeout=60)  # nobody goes on before as many are here
+            self.together.wait(timeout=60)  # barrier: no thread continues before all have arrived
         time.sleep(0.001 * max(map(len, request.sources)))
         return [
             [Hypothesis(list(source), [0.0] * (len(source) + 1), 0.0, True)]

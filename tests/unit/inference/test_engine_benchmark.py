@@ -27,7 +27,7 @@ LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde"]
 
 
 class Sleeper:
-    """An engine that takes its time, and counts how often it was asked."""
+    """A slow engine that counts its calls."""
 
     workers = client_threads = 1
     batch_tokens = None

@@ -1,6 +1,4 @@
-"""An engine inside a bundle: exported whole or not at all, found, checked, and done without where
-it is damaged.
-"""
+"""An engine inside a bundle: exported atomically, found, verified, with a fallback if damaged."""
 
 from __future__ import annotations
 
@@ -315,7 +313,7 @@ def link_model(folder: Path) -> None:
 
 
 def make_another(folder: Path) -> None:
-    """Leave an engine behind, as a training does that goes on in the same directory."""
+    """Leave an engine behind, as training resumed in the same directory does."""
     model, tokenizers, _ = made(output_bias=True)
     with torch.no_grad():
         model.output.bias[:] += 1.0  # type: ignore[index]

@@ -1,5 +1,5 @@
-"""Windows of lines: what is there already is read whole, nobody waits for an answer that could be
-had, and memory stays flat.
+"""Windows of lines: available lines are read together, output is never delayed needlessly, and
+memory is bounded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Make = Callable[["Counting"], Translator]
 
 
 class Pen:
-    """Lines of which somebody has written some: `ready` as long as there are any, and reading past
-    them ends the test.
+    """A stream with some lines available: `ready` while there are any; reading past them fails the
+    test.
     """
 
     def __init__(self, written: list[str]) -> None:
@@ -58,7 +58,7 @@ class Pen:
 
 
 class Counting:
-    """An engine that repeats its source and counts how often it is asked."""
+    """An engine that copies its source and counts its calls."""
 
     name, workers, client_threads, batch_tokens = "counting", 1, 1, 4096
 
@@ -91,7 +91,7 @@ def numbered(count: int) -> list[str]:
 
 
 def sizes(lines: object, first: int = FIRST_BUFFER_LINES, max_lines: int = MOST) -> list[list[int]]:
-    """Go through all windows, and give how many lines each has, row by row."""
+    """Iterate over all windows; return the number of lines of each."""
     return [
         [len(window) for window in row]
         for row in LineBuffers(lines, first=first, max_lines=max_lines)
@@ -236,7 +236,7 @@ def test_what_says_nothing_of_itself_is_not_known() -> None:
 
 
 def in_a_pipe() -> tuple[StreamLines, int, io.BufferedReader]:
-    """Give what reads a pipe, and the number of its other end."""
+    """Return the reader of a pipe, and the descriptor of its other end."""
     out, into = os.pipe()
     stream = os.fdopen(out, "rb")
     return StreamLines(stream), into, stream

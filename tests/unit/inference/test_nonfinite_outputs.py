@@ -1,6 +1,4 @@
-"""NaN and infinity are noticed in every form of a model, precision and search, wherever the model
-as it is notices them.
-"""
+"""NaN and infinity are detected in every engine, precision and search, as by the native model."""
 
 from __future__ import annotations
 

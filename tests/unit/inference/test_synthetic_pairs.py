@@ -17,7 +17,7 @@ LINES = [f"line {at}" for at in range(10)] + ["", "same", "long"]
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 def count_words(text: str, translation: str) -> tuple[int, int]:

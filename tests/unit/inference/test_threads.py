@@ -1,6 +1,4 @@
-"""One model in many threads: translating, explaining, recording and editing at once give what one
-thread alone gets.
-"""
+"""One model in many threads: translate, explain, record and edit equal a single thread."""
 
 from __future__ import annotations
 
@@ -109,7 +107,7 @@ def in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
 
 
 def ask(name: str, number: int) -> dict[str, Any]:
-    """Make one of several kinds of calls, and put what came of it into arrays by name."""
+    """Run one kind of call; return its results as arrays by name."""
     own, kind = translator(name), number % 4
     lines = LINES[number % 3 :]
     if kind == 0:

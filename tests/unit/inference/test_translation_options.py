@@ -1,5 +1,5 @@
-"""What may be asked of a translator: n best, prefixes, scores, alignment, samples, devices; and
-what is refused.
+"""Options of a translator: n-best, prefixes, scores, alignment, samples, devices; and what is
+rejected.
 """
 
 from __future__ import annotations

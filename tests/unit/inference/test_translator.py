@@ -1,5 +1,5 @@
-"""The translator's promises: as many lines out as in, in order, and nothing cut, lost or changed
-without a word.
+"""Guarantees of the translator: one line out per line in, in order; every truncation or retry is
+noted.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_an_empty_answer_is_asked_for_once_more_and_noted(tokenizers: Tokenizers
 
 
 def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None:
-    """The limit follows the line itself and meeting it is told (sockeye#907, LibreTranslate#46)."""
+    """The limit depends on the line, and reaching it is noted (sockeye#907, LibreTranslate#46)."""
     translator = copying(
         tokenizers,
         CONFIG.replace(decode={"max_length_ratio": 2.0, "max_length_extra": 5}),
@@ -285,7 +285,7 @@ def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> No
 
 
 def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
-    """Scores are added, n-best lists joined rank by rank, and alignments laid along a diagonal."""
+    """Scores are added, n-best lists joined rank by rank, and alignments joined block-diagonally."""
     text = " ".join(["Ein Mann geht.", "Eine Frau steht!"] * 6)
     [found] = translator.stream([text], beam=3, nbest=2, alignment=True)
     assert found.alignment.shape == (len(found.tokens), len(found.src_tokens))
@@ -320,8 +320,8 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
 
 
 class Reticent(CopyModel):
-    """Copies, but ends at once where the source begins with one of some tokens; has room for two
-    sentences at a time.
+    """Copies, but ends at once if the source begins with one of some tokens; runs out of memory
+    above two sentences.
     """
 
     def __init__(self, vocabulary: int, quiet: set[int]) -> None:
@@ -463,7 +463,7 @@ def test_a_note_on_many_parts_is_said_once(tokenizers: Tokenizers) -> None:
 
 
 def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
-    """A source that the model cannot read is said to be one (OpenNMT-py#2602, #2020)."""
+    """Unknown characters in the source are reported (OpenNMT-py#2602, #2020)."""
     config = CONFIG.replace(
         text={"tokenizer": "characters", "byte_fallback": False, "vocab_size": 30}
     )

@@ -1,4 +1,4 @@
-"""Search expressions: what they mean, and what is said about wrong ones."""
+"""Search expressions: parsing, sampling and error messages."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Run = Callable[..., Any]
 
 
 class Told(QuietProgress):
-    """Keeps the notes."""
+    """Collects notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -192,7 +192,7 @@ def test_only_the_best_runs_are_kept_without_checkpoints(run: Run, tmp_path: Pat
 
 
 class Killed(BaseException):
-    """Stands for a process that ends at once."""
+    """Simulates a killed process."""
 
 
 @pytest.mark.parametrize("where", [1, 3, 6])
@@ -233,7 +233,7 @@ def test_a_trial_that_kills_its_process_three_times_has_failed(run: Run) -> None
 
 
 def test_stopping_is_no_crash(run: Run) -> None:
-    """However often a study is stopped, its trial goes on; the table so far is returned."""
+    """However often a study is stopped, its trial resumes; the table so far is returned."""
 
     def stopped(config: Config, out: Path, **options: Any) -> Path:
         raise StoppedError("stopped", found="", fix="")

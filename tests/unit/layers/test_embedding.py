@@ -65,9 +65,7 @@ def context(model: EncoderDecoder, src: torch.Tensor):  # type: ignore[no-untype
 @pytest.mark.parametrize("tie_embeddings", TIES)
 @pytest.mark.parametrize("inner", [0, 4])
 def test_embeddings_of_length_one(tie_embeddings: str, inner: int) -> None:
-    """FixNorm: however long the weights are, only their direction counts, on the way in and on the
-    way out.
-    """
+    """FixNorm: only the direction of the weights matters, for embeddings and logits."""
     model = build(
         tie_embeddings=tie_embeddings,
         embedding_width=inner,

@@ -1,4 +1,4 @@
-"""Norms, feed-forward, residual wiring and embeddings against their formulas."""
+"""Norms, feed-forward network, residual connections and embeddings against their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a convolutional model: normed weights, damped gradients, gated convolutions, scaled
+"""Parts of ConvS2S: weight normalization, gradient scaling, gated convolutions, scaled residual
 sums.
 """
 

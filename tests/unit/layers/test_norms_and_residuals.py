@@ -1,4 +1,4 @@
-"""Norms and gated activations against what others wrote."""
+"""Norms and gated activations against other implementations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Recurrences and what surrounds them: torch's cells, both directions, summaries and first
-values.
-"""
+"""RNN layers: torch's cells, both directions, final states and initialization."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ def test_gru_is_the_cell_of_torch() -> None:
 @needs_gpu
 @pytest.mark.parametrize("kind", [LSTM, GRU])
 def test_the_fused_cell_of_a_gpu_is_the_one_of_the_host(kind: type[RNN]) -> None:
-    """Values and gradients, the loop's form: products with the inputs made before it."""
+    """Values and gradients; input projections are computed before the loop."""
     torch.manual_seed(0)
     host = kind(4, D, layers=2)
     x = torch.randn(2, 5, 4)
@@ -104,7 +102,7 @@ def test_both_sides_are_those_of_torch_with_packed_rows(
     )
     expected, _ = nn.utils.rnn.pad_packed_sequence(reference(packed)[0], batch_first=True)
     torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK])
-    x[~MASK] = 1e3  # what is in the padding is nobody's business
+    x[~MASK] = 1e3  # the content of the padding does not matter
     torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK])
 
 
@@ -116,7 +114,7 @@ def test_turning_around_leaves_padding_at_the_end() -> None:
 
 
 def test_a_reversed_encoder_reads_the_reversed_source() -> None:
-    """Luong et al. (2015), section 4.1: what stands last is read first, padding never."""
+    """Luong et al. (2015), section 4.1: the last token is read first, padding never."""
     torch.manual_seed(0)
     plain = LSTMLayer.build(place(causal=False)).double()
     turned = LSTMLayer.build(place(causal=False), reverse=True).double()

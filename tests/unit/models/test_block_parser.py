@@ -1,4 +1,4 @@
-"""Block lists as text: what is read, and what every mistake is answered with."""
+"""Block lists as text: what is parsed, and the error for every mistake."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from dragoman.registry import Entry, Registry
 
 ROOT = Path(__file__).resolve().parents[3]
 
-REFUSED = [  # overrides, then what the message must say: the reason, the found value, the remedy
+REFUSED = [  # overrides, then parts of the expected message: the reason, the found value, the remedy
     (
         ["model.decoder=[transformer(attention=monotonic)]"],
         [

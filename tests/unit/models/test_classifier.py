@@ -1,4 +1,4 @@
-"""Classifiers: padding, batch neighbours, gradients and recorded attention weights."""
+"""Classifiers: padding, batch independence, gradients and recorded attention weights."""
 
 from __future__ import annotations
 

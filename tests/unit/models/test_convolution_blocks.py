@@ -41,7 +41,7 @@ MIXED = [
 
 
 def sentences() -> tuple[Tensor, Tensor, Tensor]:
-    """Make three sources of 6, 3 and 5 pieces, their mask, and targets of 7."""
+    """Return three sources of 6, 3 and 5 tokens, their mask, and targets of 7."""
     torch.manual_seed(1)
     mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
     return torch.randint(4, VOCABULARY, (3, 6)), mask, torch.randint(4, VOCABULARY, (3, 7))
@@ -65,7 +65,7 @@ def paper_convolution(layer: nn.Module, inputs: list[Tensor], position: int, fir
 
 
 def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Give z and e of one sentence (S,): section 3.1, e_j = w_j + p_j."""
+    """Return z and e of one sentence (S,): section 3.1, e_j = w_j + p_j."""
     words = [model.embeddings["src"].weight[token] for token in src]  # type: ignore[union-attr, index]
     e = z = [word + model.src_entrance.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
     for _, layer in model.encoder.blocks():
@@ -204,7 +204,7 @@ def test_padding_and_batch_size_change_nothing(
     """
     model = make(encoder, decoder)
     src, mask, tgt = sentences()
-    together = model(src, tgt, mask)  # the padding holds random pieces
+    together = model(src, tgt, mask)  # the padding contains random tokens
     for row, length in enumerate([6, 3, 5]):
         torch.testing.assert_close(
             model(src[row : row + 1, :length], tgt[row : row + 1])[0], together[row]
@@ -226,7 +226,7 @@ def test_no_position_of_a_mixed_stack_sees_its_future(
 @pytest.mark.parametrize("watched", [False, True])
 @torch.no_grad()
 def test_beams_share_what_was_read_of_the_source(watched: bool) -> None:
-    """Two rows a sentence read one copy of its keys; recorded or not, they find what single rows
+    """Two beams per sentence read one copy of its keys; recorded or not, they find what single rows
     find.
     """
     model = make(("conv",), ("conv(layers=2)",))
@@ -297,7 +297,7 @@ def test_attention_is_recorded_and_edited_in_every_layer() -> None:
 
 @torch.no_grad()
 def test_a_source_that_may_not_be_seen_adds_only_the_bias() -> None:
-    """Nothing visible is length nought: no division by it, no NaN."""
+    """Without visible keys the length is zero: no division by it, no NaN."""
     attention = ConvS2SAttention(4, weight=WeightNormWeight)
     x = torch.randn(1, 2, 4)
     source = attention.prepare(torch.randn(1, 3, 4), None)
@@ -413,7 +413,7 @@ def test_the_description_allocates_nothing_and_shows_every_layer() -> None:
 
 
 def test_learning_to_reverse_with_the_papers_settings() -> None:
-    """The miniature: two layers a side, in well under a hundred updates."""
+    """The miniature: two layers each, in well under a hundred steps."""
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=("conv*2",),

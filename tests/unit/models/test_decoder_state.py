@@ -10,7 +10,7 @@ from dragoman.models.forward_context import ForwardContext, Memory
 
 
 def cached(rows: int = 4, sentences: int = 2, length: int = 3, width: int = 2) -> DecoderState:
-    """Make a state by appending numbers that tell row and slot."""
+    """Return a state whose cached numbers encode row and position."""
     state = DecoderState(
         recurrent={"last": torch.arange(rows).float().unsqueeze(1)},
         cache={"key": torch.empty(rows, 1, 0, width)},

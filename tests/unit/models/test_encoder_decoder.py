@@ -16,7 +16,7 @@ from dragoman.models.factory import build_model
 from dragoman.ops import CrossEntropyOutput, linear_cross_entropy
 
 BOS = 1
-# What stands in the decoder where a block cannot, or learns to reverse only with attention.
+# Decoder block for blocks that cannot be used there, or that learn to reverse only with attention.
 DECODERS = {
     "lstm": ("lstm(attention=scaled_dot)",),
     "gru": ("gru(attention=scaled_dot)",),
@@ -27,7 +27,7 @@ DECODERS = {
     "tcn": ("tcn", "cross_attention"),
 }
 ENCODERS = {"cross_attention": ("transformer",)}  # the other way round
-# What a member's definition asks for: conv's dot product has no divisor, so large embeddings
+# Required by the block's definition: conv's dot product has no divisor, so large embeddings
 # saturate it.
 MINIATURES: dict[str, dict[str, object]] = {"conv": {"scale_embeddings": False}}
 

@@ -1,4 +1,4 @@
-"""From a configuration to a model: names, sizes, sharing, first values."""
+"""From a configuration to a model: weight names, sizes, tying, initialization."""
 
 from __future__ import annotations
 

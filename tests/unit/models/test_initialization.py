@@ -1,4 +1,4 @@
-"""First weights that depend on a layer's depth, against the bounds and roots of the papers."""
+"""Depth-dependent initialization against the papers' bounds and standard deviations."""
 
 from __future__ import annotations
 

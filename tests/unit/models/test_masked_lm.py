@@ -90,7 +90,7 @@ def test_a_permuted_prediction_equals_one_of_the_masked_sequence() -> None:
     sequence = torch.cat([tokens[0, given], unseen])[None]
     places = torch.cat([given, torch.tensor([0, 5])])[None]
     mask = torch.ones(1, 9, 9, dtype=torch.bool)
-    mask[:, :, 7:] = False  # nobody sees the query
+    mask[:, :, 7:] = False  # no position attends to the query
     expected = model.decode(sequence, attention_mask=mask, position_ids=places)[0, -1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 

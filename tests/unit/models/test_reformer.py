@@ -1,6 +1,4 @@
-"""Reversible layers are ordinary layers that keep less: same outputs, same gradients, memory that
-depth does not touch.
-"""
+"""Reversible layers: the same outputs and gradients, with activation memory independent of depth."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ForwardContext]
 
 
 def slopes(block: Reformer, x: Tensor, context: ForwardContext, seed: int = 5) -> list[Tensor]:
-    """Give output and gradients of one run, in training from a seed."""
+    """Return the output and the gradients of one pass, in training from a seed."""
     torch.manual_seed(seed)
     assert context.memory is not None
     output = block(x, context)
@@ -58,7 +56,7 @@ def slopes(block: Reformer, x: Tensor, context: ForwardContext, seed: int = 5) -
 
 @pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Give a switch that makes reversible layers run as any others."""
+    """Return a context manager under which reversible layers run as ordinary ones."""
 
     def switch() -> None:
         monkeypatch.setattr(
@@ -94,7 +92,7 @@ def test_gradients_are_those_of_the_same_layers_run_plainly(
 def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(
     attention: str, inside: bool, plainly: Callable[[], None]
 ) -> None:
-    # So many rounds in so few buckets that all meet: rounding may send a token elsewhere, which
+    # So many rounds in so few buckets that every pair shares one: rounding may send a token elsewhere, which
     # would be another function.
     block = make(causal=True, attention=attention, dropout=0.2, rounds=16, buckets=2, window=20)
     x, context = tensors(torch.float32)
@@ -135,7 +133,7 @@ def test_a_recording_of_launches_is_refused_where_numbers_are_drawn_twice(
 
 
 def kept_bytes(run: Callable[[], Tensor]) -> int:
-    """Count what waits for the way back, each storage once."""
+    """Count the bytes saved for the backward pass, each storage once."""
     sizes: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:

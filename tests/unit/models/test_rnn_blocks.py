@@ -29,7 +29,7 @@ def decoder(kind: type[RNNLayer], **options: object) -> RNNLayer:
 
 
 def inputs() -> tuple[Tensor, Memory]:
-    """Make targets (B, T, D) and a padded memory (B, S, D)."""
+    """Return targets (B, T, D) and a padded memory (B, S, D)."""
     torch.manual_seed(1)
     return torch.randn(2, 4, D, dtype=torch.float64), Memory(
         torch.randn(2, 5, D, dtype=torch.float64), MASK
@@ -37,7 +37,7 @@ def inputs() -> tuple[Tensor, Memory]:
 
 
 def attend(query: Tensor, values: Tensor) -> Tensor:
-    """Look at a memory of one sentence (S, D) from one state (D,), with the scaled dot product."""
+    """Attend to the memory (S, D) of one sentence with one query (D,): scaled dot product."""
     weights = (values @ query / D**0.5).softmax(0)
     return weights @ values
 
@@ -91,8 +91,8 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
 
 @torch.no_grad()
 def test_bahdanau_step_by_step() -> None:
-    """Sections 3.1 and A.2 of Bahdanau et al. (2015): the old state asks, the answer goes into the
-    gates, maxout reads.
+    """Sections 3.1 and A.2 of Bahdanau et al. (2015): the query is the previous state, the context
+    is an input of the GRU, and the readout is a maxout layer.
     """
     layer = decoder(GRULayer, attention="additive", decoder="bahdanau", initial_state="first")
     score = layer.cross.score
@@ -128,8 +128,8 @@ def test_bahdanau_step_by_step() -> None:
 
 @torch.no_grad()
 def test_gnmt_step_by_step() -> None:
-    """Wu et al. (2016), section 3: the answer to the lowest layer's last state enters every layer;
-    the third and later add their input.
+    """Wu et al. (2016), section 3: the context of the lowest layer is an input of every layer;
+    residual connections from the third layer on.
     """
     layer = decoder(
         LSTMLayer, attention="scaled_dot", decoder="gnmt", layers=4, initial_state="zero"
@@ -249,8 +249,8 @@ def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
 def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
-    """Luong, Xu and See both of an LSTM's; Bahdanau the last backward state of gated units; GNMT,
-    Raffel and Sockeye's ladder none.
+    """Luong, Xu and See: hidden state and cell of the LSTM; Bahdanau: the final backward state of
+    the GRU; GNMT, Raffel and Domhan: none.
     """
     config = RECIPES.load(name)()
     specs = [spec for spec in parse_blocks(config.model.decoder) if spec.name in ("lstm", "gru")]
@@ -518,7 +518,7 @@ def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
     config = ModelConfig(encoder=("bilstm",), decoder=(block,), width=16, heads=2, dropout=0.0)
     model = build_model(config, src_vocab_size=12, tgt_vocab_size=12).eval()
     for weight in model.parameters():
-        weight.data.mul_(2.0)  # so that it has opinions, and beams change places
+        weight.data.mul_(2.0)  # so that logits differ and beams are reordered
     sources = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9]]
     with torch.no_grad():
         memory = model.encode(*pad_sources(sources))

@@ -1,4 +1,4 @@
-"""Models of sentence pairs: padding, neighbors, order of the sentences, gradients."""
+"""Sentence-pair models: padding, batch independence, order of the sentences, gradients."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Layers left out in training: which, how often, what their weights get, and that a resumed run
-leaves out the same.
-"""
+"""LayerDrop: which layers are dropped, how often, their gradients, and resuming."""
 
 from __future__ import annotations
 
@@ -64,8 +62,8 @@ def test_layers_are_left_out_as_often_as_asked() -> None:
 
 
 def test_weights_of_a_layer_left_out_get_noughts() -> None:
-    """None would let one rank's optimiser stand still where several ranks' moves on, and leave a
-    checkpoint without its state.
+    """None would skip the optimizer step of one rank where several ranks would not skip theirs, and
+    leave a checkpoint without its state.
     """
     model = build(0.5)
     src, tgt = batch()
@@ -107,9 +105,7 @@ def test_the_same_seed_leaves_out_the_same() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_compiled_pass_chooses_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without compiling: the way that a compiler would take, which computes the layer and chooses
-    between both.
-    """
+    """The path taken under torch.compile, in eager mode: the layer is computed and then selected."""
     model, x = build(0.5), torch.randn(2, 5, 8)
     torch.manual_seed(seed)
     expected = model.encoder(x, ForwardContext())
@@ -135,7 +131,7 @@ FORMS = [
 
 
 def pairs() -> Batch:
-    """Make two pairs, the second of them shorter on both sides."""
+    """Return two pairs, the second shorter on both sides."""
     sizes = np.array([[4, 3], [3, 2]])
     return Batch(
         src=torch.tensor([[4, 5, 6, 2], [7, 2, 0, 0]]),

@@ -1,5 +1,5 @@
-"""The beam's rule in one launch: the same choices as the rule on the board, in Triton's interpreter
-and on a GPU, and done without.
+"""Fused beam search step: equals `BeamState.advance` in Triton's interpreter and on a GPU, and
+falls back to it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def switched_on() -> Iterator[None]:
 
 
 class Side(NamedTuple):
-    """A board with the beams that are searched for on it."""
+    """The state of a beam search: buffers, active beams and history bias."""
 
     beam_state: BeamState
     beams: ActiveBeams
@@ -70,7 +70,7 @@ class Side(NamedTuple):
 
 
 def side(limits: list[int], size: int, nbest: int, alpha: float, device: str = "cpu") -> Side:
-    """Begin a search for one sentence more than there are limits: nobody's."""
+    """Return the state of a search, with one empty sentence more than there are limits."""
     rows, steps = len(limits) + 1, max(limits) + 2
     beam_state = BeamState(
         sentences=rows,
@@ -120,9 +120,7 @@ def kernel_step(at: Side, log_probs: Tensor, ids: Tensor) -> Side:
 def candidates(
     generator: torch.Generator, rows: int, pieces: int, count: int, ties: bool
 ) -> tuple[Tensor, Tensor]:
-    """Draw the best pieces of each row, some that may not come among them, ends more often than
-    others.
-    """
+    """Draw the best tokens of each row: some forbidden, </s> more often than others."""
     scores = (
         torch.randint(-3, 0, (rows, pieces), generator=generator) * 0.5
         if ties
@@ -144,7 +142,7 @@ def compare(
     spare: int,
     device: str = "cpu",
 ) -> None:
-    """Search on two boards, and compare all that goes on after every step, and what is found."""
+    """Advance two beam states, and compare them after every step."""
     generator = torch.Generator().manual_seed(size * 10 + nbest)
     one, other = (side(limits, size, nbest, alpha, device) for _ in range(2))
     for step in range(max(limits) + 1):
@@ -197,7 +195,7 @@ def test_interpreted_what_is_no_number_is_noticed_and_gives_tokens_all_the_same(
     for alive in (True, False):
         at = side([3], 2, 1, 0.6)
         values, ids = candidates(torch.Generator().manual_seed(0), 4, 6, 2, False)
-        values[0 if alive else 2 :] = torch.nan  # the last sentence is nobody's
+        values[0 if alive else 2 :] = torch.nan  # the last sentence is empty
         values[2 if alive else 4 :] = 0.0
         at = kernel_step(at, values, ids)
         assert bool(at.beam_state.all_finite) is not alive
@@ -231,7 +229,7 @@ def make(**settings: Any) -> Any:
 def found_by(
     model: Any, *, size: int, limit: int, dtype: torch.dtype, count: int = 3
 ) -> list[list[Hypothesis]]:
-    """Search, all steps that are not the first of their kind by what was recorded."""
+    """Search; steps after the first of their shape are CUDA graph replays."""
     sources = [[5 + at % 30 for at in range(3 * number + 2)] for number in range(count)]
     request = SearchRequest(
         sources=sources,
@@ -260,7 +258,7 @@ def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]], within
 @interpreted
 @pytest.mark.parametrize("residual", ["pre_norm", "post_norm"])
 def test_interpreted_searches_find_the_same(residual: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Model and rule together, every kernel at work."""
+    """Model and beam search step together, with every kernel enabled."""
     model = make(residual=residual)
     expected = found_by(model, size=2, limit=3, dtype=torch.float16)
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
@@ -321,7 +319,7 @@ def test_a_rule_that_does_not_run_is_told_of_once_and_done_without(
 
 
 class Impostor:
-    """Stands for the module of the kernel, and does something else."""
+    """A fake kernel module with wrong results."""
 
     ActiveBeamBuffers = staticmethod(lambda *given: given)
     BeamStateBuffers = staticmethod(lambda *given: given)

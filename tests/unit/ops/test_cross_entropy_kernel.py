@@ -31,7 +31,7 @@ def enabled_kernel() -> Iterator[None]:
 
 
 def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernel run without a GPU, until it fails."""
+    """Enable the kernel without a GPU, until it fails."""
     monkeypatch.setattr(
         CROSS_ENTROPY_KERNEL, "can_run", lambda hidden: CROSS_ENTROPY_KERNEL.is_enabled
     )

@@ -1,5 +1,5 @@
-"""Dropout: as often as asked, at random by every test we know, alike on both ways, and nothing kept
-in compiled code.
+"""Dropout: rate, independence, the same mask in forward and backward pass, and no mask saved under
+torch.compile.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def drawn(number: int) -> Tensor:
 
 
 def low(hashes: Tensor, rate: float) -> Tensor:
-    """Say which places are dropped, less the mean."""
+    """Return the dropout mask minus its mean."""
     return (hashes < round(rate * 2**32) - 2**31).double() - rate
 
 
 def sigmas(one: Tensor, other: Tensor, rate: float) -> float:
-    """Say how far from independent two draws are, in standard deviations."""
+    """Return the correlation of two masks in standard deviations."""
     return abs((one * other).mean().item()) / (rate * (1 - rate)) * math.sqrt(one.numel())
 
 
@@ -68,7 +68,7 @@ def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> Non
         pairs = (dropped.view(-1)[:-1] == 0) & (dropped.view(-1)[1:] == 0)
         assert pairs.float().mean().item() == pytest.approx(
             rate**2, abs=0.005
-        )  # neighbours are independent
+        )  # adjacent elements are independent
 
 
 EDGES = [0.0, 1e-9, 1 - 1e-6, 1 - 1e-12, 1.0]  # both ends, and rates that round to them
@@ -138,8 +138,8 @@ def test_every_byte_of_the_hash_takes_all_values_equally_often(byte: int) -> Non
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_neighbours_are_independent(rate: float) -> None:
-    """In a row, between rows of the usual widths, and in blocks: sixteen neighbours together follow
-    the binomial.
+    """In a row, between rows of the usual widths, and in blocks: counts over sixteen adjacent
+    elements are binomial.
     """
     dropped = low(drawn(2), rate)
     for lag in (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128, 256, 512, 1024, 2048, 65_536):
@@ -160,7 +160,7 @@ def test_calls_are_independent_even_when_one_seed_is_shared() -> None:
     assert sigmas(low(shared[0], rate), low(shared[1], rate), rate) < SIGMAS
     moved = places(
         78, -1_765_432_109
-    )  # the first seeds differ by a bit: the places would only change places
+    )  # the first seeds differ in one bit: the mask would only be permuted
     assert not torch.equal(moved.sort().values, shared[0].sort().values)
 
 
@@ -192,7 +192,7 @@ def test_hashed_dropout_comes_again_from_the_seed_and_only_from_it() -> None:
 
 
 def test_layout_does_not_matter() -> None:
-    """A number is dropped for where it stands, not for where it lies."""
+    """Dropout depends on the index of an element, not on its memory layout."""
     x = torch.randn(6, 8)
     torch.manual_seed(0)
     straight = hashed_dropout(x, 0.5)
@@ -201,9 +201,7 @@ def test_layout_does_not_matter() -> None:
 
 
 class Layers(nn.Module):
-    """A Transformer's layers: enough of them for a compiler that would keep noughts it could find
-    again.
-    """
+    """Transformer layers: enough of them for a compiler that would save masks it could recompute."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -227,7 +225,7 @@ class Layers(nn.Module):
 
 
 def kept_by(function: nn.Module, x: Tensor) -> tuple[Tensor, Counter[torch.dtype]]:
-    """Run something, and count the numbers that wait for the way back, by type."""
+    """Run something, and count the elements saved for the backward pass by dtype."""
     kept: Counter[torch.dtype] = Counter()
 
     def note(tensor: Tensor) -> Tensor:

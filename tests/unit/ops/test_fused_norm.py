@@ -179,9 +179,7 @@ def test_interpreted_kernel_equals_autograd(
 @needs_triton
 @pytest.mark.parametrize("width", module.SUPPORTED_WIDTHS)
 def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> None:
-    """Numbers are read and written in wide pieces, which decides how fast it is, and nothing
-    spills.
-    """
+    """Loads and stores are vectorized, which decides the speed, and no registers spill."""
     from dragoman.ops.triton import dropout_add_norm_backward_kernel
 
     kernel = dropout_add_norm_backward_kernel._backward_kernel

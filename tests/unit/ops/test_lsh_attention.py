@@ -14,14 +14,14 @@ from dragoman.ops.lsh_attention import attend_sorted, hash_vectors, sort_by_buck
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Let no test see what another has compiled."""
+    """Reset torch.compile before each test."""
     lsh_attention.compile_with_fallback.cache_clear()
     yield
     lsh_attention.compile_with_fallback.cache_clear()
 
 
 def run(tokens: int, *, causal: bool, torch_compile: bool) -> list[Tensor]:
-    """Give the output and the gradients of two rounds."""
+    """Return the output and the gradients of two rounds."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, tokens, 16, requires_grad=True) for _ in range(3))
     order = sort_by_bucket(hash_vectors(query.detach(), torch.randn(2, 16, 2, 4), (8,)), 8)

@@ -60,7 +60,7 @@ def heads(
 
 
 def key_mask(name: str, keys: int, device: str = "cpu", rows: int = 2) -> Tensor | None:
-    """Make a mask of a kind for rows of keys."""
+    """Return a key mask of the given kind."""
     if name == "none":
         return None
     lengths = torch.tensor([keys] + [max(1, keys // 2)] * (rows - 1))
@@ -112,9 +112,7 @@ def test_the_operators_equations_are_plain_attention(
 
 
 def test_the_operator_rounds_once() -> None:
-    """In half precision what is returned is rounded, and nothing in between: half a unit of the
-    last place.
-    """
+    """In half precision only the result is rounded, and nothing in between: half an ulp."""
     assert errors(heads(20, 20, 64, torch.bfloat16), key_mask("ends", 20), causal=True) < 2**-8
 
 
@@ -347,7 +345,7 @@ def test_kernels_on_a_gpu_are_plain_attention(
 @needs_gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_kernels_on_a_gpu_compiled_and_recorded() -> None:
-    """In a compiled graph without a break, and replayed from a recording with other numbers."""
+    """In a compiled graph without a break, and replayed from a CUDA graph with other inputs."""
     inputs = heads(20, 20, 64, torch.bfloat16, "cuda", rows=3)
     assert (
         errors(inputs, None, causal=True, attending=torch.compile(attend_captured, fullgraph=True))

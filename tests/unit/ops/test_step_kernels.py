@@ -1,5 +1,5 @@
-"""The kernels of a search's step: what they replace, in Triton's interpreter and on a GPU, and done
-without where they fail.
+"""Fused kernels of a beam search step against their references, in Triton's interpreter and on a
+GPU, and the fallback where they fail.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def compare_sentence(
     dtype: torch.dtype,
     device: str = "cpu",
 ) -> float:
-    """Attend to sentences of different lengths, and give the largest difference to the equations in
+    """Attend to sentences of different lengths; return the largest difference to the equations in
     float32.
     """
     generator = torch.Generator().manual_seed(source)
@@ -132,9 +132,7 @@ def compare_sentence(
 
 
 def logits_of(kind: str, rows: int, pieces: int, device: str = "cpu") -> Tensor:
-    """Draw logits, some of them with many equal ones or with forbidden pieces far above the
-    others.
-    """
+    """Draw logits, some with many ties or with forbidden tokens far above the others."""
     generator = torch.Generator().manual_seed(pieces)
     x = torch.randn(rows, pieces, generator=generator) * 3
     if kind == "equal":
@@ -375,7 +373,7 @@ def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(
 
 
 def missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """Let the import of a module of kernels fail."""
+    """Patch the import of the kernels to fail."""
     monkeypatch.setitem(sys.modules, f"dragoman.ops.triton.{module}", None)
     monkeypatch.delattr(f"dragoman.ops.triton.{module}", raising=False)
 
@@ -447,9 +445,7 @@ def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.Monk
 def test_what_is_not_finite_when_ranks_are_compared_comes_row_by_row(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The definition's own result is used then: rows side by side, as a beam's step reads them, and
-    NaN to tell.
-    """
+    """The reference's result is used then: one row per beam, with NaN as the marker."""
     kernel = ModuleType("dragoman.ops.triton.topk_kernel")
     monkeypatch.setattr(
         kernel,

@@ -1,6 +1,4 @@
-"""Self-attention in a window by blocks: the same numbers as by a mask, in memory that grows with
-the length.
-"""
+"""Windowed self-attention by blocks: equals a masked attention, with memory linear in the length."""
 
 from __future__ import annotations
 

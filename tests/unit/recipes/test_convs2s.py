@@ -1,6 +1,4 @@
-"""ConvS2S's recipe says what the paper and its released code say, and its model learns when made
-small.
-"""
+"""The ConvS2S recipe has the settings of the paper and its released code, and its miniature learns."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The merging ladder: each rung is the architecture that its author released, builds, generates as
-it goes forward, and learns.
+"""Domhan (2018): every variant equals the released architecture, builds, decodes incrementally, and
+learns.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_a_rung_generates_as_it_goes_forward_whatever_is_padded(name: str) -> No
 
 
 def test_the_decoder_without_target_mixing_knows_one_word() -> None:
-    """Table 5's `none`: what came before the last word changes nothing."""
+    """Table 5's `none`: earlier target tokens have no effect."""
     torch.manual_seed(0)
     model = build_model(
         read_config(recipe="domhan2018_self_none", scale=mini).model,

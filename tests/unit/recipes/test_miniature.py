@@ -30,7 +30,7 @@ SIZES = {
 
 
 def kinds(blocks: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Say what a stack is made of, but for the sizes."""
+    """Return the block types of a stack, without sizes."""
     return {
         (spec.name, str({k: v for k, v in spec.options.items() if k not in SIZES}))
         for spec in parse_blocks(blocks)

@@ -1,6 +1,4 @@
-"""The Reformer's recipes say what the paper's released settings say; they are drawn layer by
-layer.
-"""
+"""The Reformer recipes have the released settings; `recipes show` prints every layer."""
 
 from __future__ import annotations
 

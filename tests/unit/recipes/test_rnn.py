@@ -1,4 +1,4 @@
-"""The recurrent recipes say what their papers say, build, and learn when they are small."""
+"""RNN recipes have their papers' settings, build, and learn in miniature."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_luongs_models_differ_in_their_attention_alone(name: str, attention: str
 
 
 def test_gnmts_stacks() -> None:
-    """Eight layers a side, the lowest of the encoder two-sided, ways around from the third on."""
+    """Eight layers each, the lowest encoder layer bidirectional, residual connections from the
+    third on.
+    """
     config = wu2016()
     with torch.device("meta"):
         model = build_model(config.model, src_vocab_size=32_000, tgt_vocab_size=32_000)
@@ -74,7 +76,7 @@ def test_gnmts_stacks() -> None:
     (decoder,) = (block for _, block in model.decoder.blocks())
     assert (decoder.asking.layers, decoder.asking.width, decoder.summary) == (8, 1024, None)
     # By hand, in thousands of rows of 1024: three tables; two halves of 512 and seven layers; eight
-    # layers with the answer, and the score.
+    # layers with the context, and the score.
     thousands = (
         3 * 32
         + 2 * 2 * (1.024 + 0.512 + 0.002)
@@ -122,7 +124,7 @@ def miniature(config: ModelConfig) -> EncoderDecoder:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_miniature_learns_to_reverse(name: str) -> None:
-    """Sources of 4 to 6 pieces, padded; translated step by step, greedily."""
+    """Sources of 4 to 6 tokens, padded; greedy decoding."""
     model = miniature(RECIPES.load(name)().model)
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     generator = torch.Generator().manual_seed(0)

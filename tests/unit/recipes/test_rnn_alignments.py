@@ -1,5 +1,5 @@
-"""The recipes that read along: they say where each line is from, build, and learn to copy when they
-are small.
+"""Recipes with monotonic or location-aware alignment: they cite the source of each setting, build,
+and learn to copy in miniature.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def miniature(config: ModelConfig) -> EncoderDecoder:
 
 
 def draw(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw sources of 4 to 6 pieces with their mask."""
+    """Draw sources of 4 to 6 tokens with their mask."""
     mask = torch.arange(LONGEST) < torch.randint(4, LONGEST + 1, (rows, 1), generator=generator)
     return torch.randint(4, 16, (rows, LONGEST), generator=generator) * mask, mask
 

@@ -1,4 +1,4 @@
-"""The recipes say what the paper says, and build."""
+"""Transformer recipes have the paper's settings, and build."""
 
 from __future__ import annotations
 

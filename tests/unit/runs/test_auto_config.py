@@ -1,4 +1,4 @@
-"""What is chosen for a corpus, a machine and a time, and what is said about it."""
+"""Settings chosen from the corpus, the machine and the time budget, and the notes about them."""
 
 from pathlib import Path
 
@@ -140,7 +140,7 @@ def test_time_for_many_epochs_is_spent_on_r_drop():
     assert found.config.train.r_drop == R_DROP_WEIGHT
     assert found.epochs == pytest.approx((MIN_EPOCHS_FOR_R_DROP + 1) / 2)  # two passes
     assert "R-Drop 5: there is time for 81 epochs" in "\n".join(found.reasons)
-    for name in ("train.r_drop", "train.simcut"):  # somebody chose for themselves
+    for name in ("train.r_drop", "train.simcut"):  # set explicitly
         chosen = choose(100, keep=[name])
         assert chosen.config.train.r_drop == 0
         assert chosen.epochs == MAX_EPOCHS

@@ -1,4 +1,4 @@
-"""Whole runs in miniature: begun, gone on with, finished, refused."""
+"""Whole runs in miniature: started, resumed, finished, rejected."""
 
 import hashlib
 import json
@@ -156,7 +156,7 @@ def test_a_run_that_ended_before_its_model_was_written_writes_it(corpus):
 
 
 def test_a_finished_run_says_that_nothing_is_left(corpus):
-    """A run that would do no updates says so (OpenNMT-py#886)."""
+    """A run without steps left reports it (OpenNMT-py#886)."""
     train(configured(corpus), corpus / "model")
     told = Told()
     train(None, corpus / "model", resume=True, progress=told)
@@ -209,7 +209,7 @@ def test_without_a_recipe_everything_is_fitted(corpus):
     told = Told()
     out = train(override(None), corpus / "model", override=override, progress=told)
     assert OutputDirectory(out).config().recipe == "small"
-    assert OutputDirectory(out).config().model.width == 16  # what a person says wins
+    assert OutputDirectory(out).config().model.width == 16  # explicit settings take precedence
     assert any(note.startswith("vocabulary size:") for note in told.notes)
 
 
@@ -690,7 +690,7 @@ def test_a_dry_run_asks_who_may_write(corpus, monkeypatch):
 
 @pytest.fixture
 def asked_to_stop(monkeypatch):
-    """Ask to stop at a step, as often as is said."""
+    """Send `times` stop requests at a step."""
 
     def ask(at: int, times: int = 1) -> None:
         from dragoman.training.train_state import TrainState
@@ -742,7 +742,7 @@ def test_a_stop_says_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at,
 
 
 def test_a_fitted_run_is_as_long_as_it_says(corpus):
-    """It said 60 epochs and trained 34, for words were counted and not tokens."""
+    """It announced 60 epochs and trained 34, because words were counted, not tokens."""
     for side in ("src", "tgt"):
         text = (corpus / f"a.{side}").read_text()
         (corpus / f"a.{side}").write_text(

@@ -1,4 +1,4 @@
-"""Random numbers that must stay the same for ever, for a resumed run depends on them."""
+"""Random numbers that must never change, because a resumed run depends on them."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_install_refuses_another_thread():
 
 
 def test_an_ignored_hangup_stays_ignored():
-    """`nohup dragoman train` goes on when the terminal closes."""
+    """`nohup dragoman train` keeps running when the terminal closes."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signals.install_handlers()
     send(signal.SIGHUP)
@@ -159,7 +159,7 @@ def test_raise_if_requested_names_the_reason():
 
 
 def test_importing_it_imports_nothing_heavy():
-    """The handlers must stand within the first milliseconds, before torch's import."""
+    """The handlers must be installed within the first milliseconds, before torch is imported."""
     code = (
         "import sys, dragoman.__main__\nprint([m for m in ('torch', 'numpy', 'typer', 'yaml', "
         "'rich') if m in sys.modules])"

@@ -1,4 +1,4 @@
-"""Atomic writing, faults on purpose, and what the disk answers."""
+"""Atomic writing, injected faults, and errors of the file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One owner a directory, by the kernel's lock, or by a lease where a file system has none."""
+"""One owner per directory, by the kernel's lock, or by a lease where a file system has none."""
 
 from __future__ import annotations
 

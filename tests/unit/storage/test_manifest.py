@@ -108,7 +108,7 @@ def test_damage_is_reported_with_the_file(tmp_path, damage, name, found):
 
 
 def rewrite(place, change) -> None:
-    """Change a manifest and give it a right hash of itself again."""
+    """Change a manifest and recompute its own hash."""
     content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())
     change(content)
     content["manifest_sha256"] = manifest._self_hash(content)

@@ -190,7 +190,7 @@ def trained(tmp_path: Path, config: Config, lines: list[str], **train: Any) -> T
 
 @pytest.mark.parametrize("name", ["masked", "permuted"])
 def test_it_learns_from_both_sides(name: str, tmp_path: Path) -> None:
-    """A word follows from its neighbours; 2.3 nats are those of a model that knows nothing."""
+    """A word is determined by its context; 2.3 nats is the loss of a uniform model."""
     config, lines = masked_config(name), lines_of(200)
     trainer = trained(tmp_path, config, lines, steps=300)
     loss = evaluate(task_of(config, lines), trainer.model, lines_of(30, seed=1))["loss"]

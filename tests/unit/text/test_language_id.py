@@ -74,7 +74,7 @@ def test_identifies_its_training_text_and_only_the_candidates() -> None:
         assert [identifier.identify(text) for text in texts] == [name] * len(texts)
     assert identifier.identify("Guten Morgen.", ["en", "fr"]) in ("en", "fr")
     assert identifier.identify("Guten Morgen.", ["fr"]) == "fr"
-    assert identifier.identify("") == "de"  # nothing to tell by: the first
+    assert identifier.identify("") == "de"  # no evidence: the first language
     with pytest.raises(DataError, match="found zh; the languages are de, en, fr"):
         identifier.identify("x", ["zh"])
 

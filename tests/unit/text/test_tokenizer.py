@@ -215,7 +215,7 @@ def test_characters_take_as_many_as_there_are() -> None:
 
 
 def test_long_lines_are_trained_on() -> None:
-    """SentencePiece skips lines over 4,192 bytes without a word; ours must not."""
+    """SentencePiece silently skips lines over 4,192 bytes; ours must not."""
     long_line = " ".join(["zebra"] * 20_000)
     made = Tokenizer.train([long_line, *GERMAN], small())
     assert made.tokens(made.encode("zebra")) == ["\u2581zebra"]
@@ -257,7 +257,7 @@ def test_sample_is_bounded_in_lines_and_bytes(most_lines: int, most_bytes: int) 
     assert found.bytes == sum(map(len, found.lines))
     assert 1 <= len(found.lines) <= most_lines
     assert found.bytes <= most_bytes or len(found.lines) == 1
-    # The rule in one line: the lowest ranks, as many as fit, whatever was held on the way.
+    # By definition: the lowest ranks, as many as fit, independent of the buffer.
     order = sorted(range(10_000), key=splitmix64_outputs(0, np.arange(10_000)).tolist().__getitem__)
     sizes = np.cumsum([len(lines[i].encode()) for i in order])
     fitting = min(most_lines, max(1, int((sizes <= most_bytes).sum())))

@@ -81,7 +81,7 @@ def test_each_batch_gets_its_own_loss_and_gradients_and_an_unused_parameter_none
     for (
         one,
         other,
-    ) in kept:  # looked at after the last replay: no loss that was handed out was overwritten
+    ) in kept:  # read after the last replay: no returned loss was overwritten
         assert torch.equal(one.detach(), other.detach())
 
 
@@ -209,7 +209,7 @@ def test_on_a_gpu_graph_replay_is_bit_exact(name: str) -> None:
         loss.total.backward()  # type: ignore[no-untyped-call]
         return Loss(
             loss.total.detach(), loss.nll, loss.count
-        )  # nothing may hold on to a pass when the next is recorded
+        )  # no reference to a forward pass may survive the next capture
 
     replay = CUDAGraphRunner(plain, parameters, device)
     for seed in range(6):

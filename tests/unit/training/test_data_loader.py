@@ -1,4 +1,4 @@
-"""Batches for each update: the same whatever prepares them, and shared out without loss."""
+"""Batches of each training step: the same for any number of workers, split over ranks without loss."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_example_comes_once_an_epoch() -> None:
 def test_ranks_get_every_row_once(ranks: int, gradient_accumulation: int) -> None:
     """Rank r takes slices r, r+W, ….
 
-    Where there are fewer micro-batches than ranks, rows are shared out.
+    With fewer micro-batches than ranks, rows are split over ranks.
     """
     shares = [
         take(make_feed(rank=rank, ranks=ranks, gradient_accumulation=gradient_accumulation), 6)

@@ -184,7 +184,9 @@ def test_bf16_gradients_reuse_existing_tensors() -> None:
     assert found.keys() == rooms.keys()
     for name, room in rooms.items():
         assert found[name] is room
-    model.get_parameter("unused").grad = torch.full((3,), 7.0)  # as a recording has room for all
+    model.get_parameter("unused").grad = torch.full(
+        (3,), 7.0
+    )  # as in CUDA graph capture, which allocates all
     assert not gradients(parallel)["unused"].any()
     again = gradients(parallel)
     for name, room in rooms.items():
@@ -251,7 +253,7 @@ def losses(path: Path) -> list[float]:
 def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path) -> None:
     """The noise is what other dropout does to a float32 run.
 
-    Rounding does less over the same updates.
+    Rounding changes less over the same steps.
     """
     settings: dict[str, Any] = {
         "steps": 60,

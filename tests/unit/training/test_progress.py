@@ -195,7 +195,7 @@ def test_validation_line_marks_only_the_best() -> None:
 def test_narrow_terminal_keeps_bar_and_eta(
     width: int, best: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 80 columns the figures pushed both out of the line."""
+    """At 80 columns the metrics pushed both off the line."""
     monkeypatch.setattr(Meter, "eta", 3 * 3600 + 25 * 60)
     monkeypatch.setattr(Meter, "rate", 11_899.0)
     progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=width))

@@ -1,4 +1,4 @@
-"""Compiling: when, and what happens when it cannot be done."""
+"""torch.compile: when it is used, and the fallback to eager mode."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Looping(Doubling):
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stand in for torch's compiler: notes what is compiled, and says within that it is."""
+    """Fake torch.compile: records its arguments, and `is_compiling` is True inside."""
     compiled: list[str] = []
     state = {"compiling": False}
 

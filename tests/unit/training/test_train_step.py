@@ -1,4 +1,4 @@
-"""One update: sums over micro-batches, divided once by the global count."""
+"""One training step: sums over micro-batches, divided once by the global count."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_accumulation_equals_one_big_batch() -> None:
 def test_replayed_gradients_accumulate(
     kind: type[ReplicatedDataParallel],
 ) -> None:
-    """Whether an update's first batch is replayed or its second, or both."""
+    """Whether the first micro-batch of a step is replayed, the second, or both."""
     model = tiny_model(dropout=0.0).train()
     plain, replayed = (make_step(model, parallel=kind(model, ProcessGroup())) for _ in range(2))
     replayed.uses_cuda_graphs = True

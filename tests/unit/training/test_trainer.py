@@ -44,12 +44,12 @@ def test_the_loss_falls(tmp_path) -> None:
     losses = [record["nll"] for record in log_of(tmp_path) if "nll" in record]
     assert result.step == 150
     assert result.stopped is None
-    assert losses[0] > 3.0  # the logarithm of 24 pieces
+    assert losses[0] > 3.0  # log of the vocabulary size, 24
     assert sum(losses[-10:]) / 10 < 2.3
 
 
 def test_log_has_a_line_per_step_with_all_metrics(tmp_path) -> None:
-    """Figures from the first update on, not after an hour (OpenNMT/OpenNMT#75)."""
+    """Metrics from the first step on, not after an hour (OpenNMT/OpenNMT#75)."""
     train(tmp_path, steps=6)
     records = [record for record in RunDirectory(tmp_path).records() if "event" not in record]
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
@@ -309,7 +309,9 @@ def test_reconfigured_trainer_runs_as_a_new_one(tmp_path, ema_decay, chosen_deca
 
 
 def test_measuring_throughput_changes_nothing(tmp_path) -> None:
-    """A forecast before the first update (LibreTranslate/Locomotive#35), at no cost to the run."""
+    """A throughput estimate before the first step (LibreTranslate/Locomotive#35), without changing
+    the run.
+    """
     with RunDirectory(tmp_path / "one") as run:
         trainer = tiny_trainer(run)
         pace = trainer.measure_throughput(seconds=0.05)

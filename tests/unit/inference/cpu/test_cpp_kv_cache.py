@@ -1,6 +1,4 @@
-"""What a step on a CPU does beside its kernels, in few calls: the same numbers as the longer ways,
-to the last bit.
-"""
+"""Parts of a decoding step on a CPU outside its kernels: equal to the reference bit for bit."""
 
 from __future__ import annotations
 

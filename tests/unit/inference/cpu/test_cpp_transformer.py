@@ -1,6 +1,4 @@
-"""The compiled form of a Transformer: the same function as the model, and no row's numbers depend
-on its neighbours.
-"""
+"""The C++ Transformer: equals the model, and no row depends on the rest of its batch."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ def run(
 @pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: type(each).__name__)
 def test_a_compiled_model_finds_what_the_model_finds(wiring: str, strategy: Any) -> None:
-    """Long enough that caches grow, rows leave at different steps, and beams change places."""
+    """Long enough that caches grow, rows finish at different steps, and beams are reordered."""
     model = make(**WIRINGS[wiring])
     for ours, theirs in zip(run(compiled(model), strategy), run(model, strategy), strict=True):
         assert [each.tokens for each in ours] == [each.tokens for each in theirs]
@@ -165,7 +163,7 @@ def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: P
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_row_has_the_same_numbers_in_every_batch(precision: str) -> None:
-    """To the last bit, for every number of rows that a kernel treats in a way of its own."""
+    """Bit-exact, for every row count with its own kernel path."""
     form = compiled(make(), precision)
     sources = [[4 + (3 * at + number) % 30 for at in range(1 + number % 5)] for number in range(27)]
     tokens = torch.arange(4, 31)
@@ -373,7 +371,7 @@ def test_kernels_are_compiled_once_and_again_when_they_are_damaged(
 
 
 def _program(path: Path, script: str) -> Path:
-    """Write a program that stands for a compiler."""
+    """Write a fake compiler."""
     path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path

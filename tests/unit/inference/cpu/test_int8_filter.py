@@ -1,6 +1,4 @@
-"""Finding the largest logit from eight bits: the bound holds, and what is found is to the last bit
-what all logits would give.
-"""
+"""The int8 logit filter: its error bound holds, and the argmax is bit-exact."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ def begun(form: Any, count: int) -> Any:
 
 
 def favourites(model: EncoderDecoder) -> list[int]:
-    """Name the pieces that come first, those of most sources before the others."""
+    """Return the tokens with the largest logits, most frequent first."""
     form = compiled(model)
     with torch.inference_mode():
         first = largest_of_all(
@@ -196,7 +194,7 @@ def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() 
         weight: Any = model.output_weight
         favourite = favourites(model)[0]
         weight[950], weight[990] = weight[favourite], weight[favourite]
-        weight[970] = weight[favourite] * (1 + 1e-6)  # what eight bits cannot tell apart
+        weight[970] = weight[favourite] * (1 + 1e-6)  # equal in int8
     assert 4 <= favourite < 950
     form = compiled(model)
     assert_same_way(form, 27)
@@ -290,7 +288,7 @@ def test_what_is_no_number_is_told_unless_it_may_not_come(precision: str) -> Non
 @needs_int8
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, 3e38, 1e30, torch.nan])
 def test_a_damaged_stream_is_not_screened_away(value: float) -> None:
-    """Nothing bounds it, so all pieces are multiplied in float32."""
+    """Nothing bounds it, so all logits are computed in float32."""
     model = make()
     with torch.no_grad():
         norm: Any = [block for _, block in model.decoder.blocks()][-1].feedforward_residual.norm
@@ -421,7 +419,9 @@ def test_embeddings_that_are_no_table_take_single_steps() -> None:
 @needs_kernels
 @pytest.mark.parametrize("positions", [6, 7, 20, 64])
 def test_decoding_ends_where_positions_do_and_not_before(positions: int) -> None:
-    """Room is made for more steps than are taken; learned positions end at a piece of their own."""
+    """The cache is allocated for more steps than are taken; learned positions end at exactly their
+    limit.
+    """
     form = compiled(make(positions="learned", max_positions=positions))
     memory = encoded(form, 5)
     found = search(
@@ -447,7 +447,7 @@ def test_decoding_ends_where_positions_do_and_not_before(positions: int) -> None
 @needs_kernels
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
 def test_long_outputs_grow_the_cache(precision: str) -> None:
-    """Past the first room, twice, with rows that leave in between."""
+    """Past the initial capacity, twice, with rows that finish in between."""
     form = compiled(make(), precision)
     limits = torch.tensor([70, 3, 41, 17, 16, 15, 90, 1])
     quickly, plainly = (

@@ -1,6 +1,4 @@
-"""Shortlists: counted as a loop would, and a sentence keeps to its own list whatever stands beside
-it.
-"""
+"""Shortlists: counts equal a plain loop, and a sentence uses its own list in any batch."""
 
 from __future__ import annotations
 

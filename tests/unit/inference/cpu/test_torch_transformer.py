@@ -1,5 +1,5 @@
-"""The frozen form of a Transformer: the same function as the model, whatever the wiring, and int8
-that heeds no neighbour.
+"""The packed PyTorch Transformer: equals the model in every configuration; int8 does not depend on
+the batch.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ WIRINGS: dict[str, dict[str, Any]] = {
     ids=lambda each: type(each).__name__,
 )
 def test_a_frozen_model_finds_what_the_model_finds(wiring: str, strategy: Any) -> None:
-    """Long enough that caches grow, rows leave at different steps, and beams change places."""
+    """Long enough that caches grow, rows finish at different steps, and beams are reordered."""
     model = make(**WIRINGS[wiring])
     assert torch_unsupported_reason(model) == ""
     for ours, theirs in zip(

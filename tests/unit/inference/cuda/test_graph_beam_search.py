@@ -1,5 +1,5 @@
-"""The search whose steps are recorded: it finds what the model finds as it is, in every wiring and
-batch, and so where recording fails.
+"""Beam search by CUDA graphs: equals eager search in every configuration and batch, and without
+capture.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def plainly(model: EncoderDecoder, asked: SearchRequest) -> list[list[Hypothesis
 
 
 def again(action: Callable[[], None]) -> Callable[[], None]:
-    """Record nothing: computing anew does what a recording would."""
+    """Fake capture: replay calls the function again."""
     return action
 
 
@@ -151,8 +151,8 @@ WIRINGS: dict[str, dict[str, Any]] = {
     ids=["greedy", "n best", "beam"],
 )
 def test_recorded_steps_find_what_the_model_finds(wiring: str, strategy: Any) -> None:
-    """Long enough that more places are read than at first, sentences leave at different steps, and
-    beams change places.
+    """Long enough that the cached length grows, sentences finish at different steps, and beams are
+    reordered.
     """
     model = make(end=1.0, **WIRINGS[wiring])
     assert cuda_unsupported_reason(model) == ""
@@ -160,7 +160,7 @@ def test_recorded_steps_find_what_the_model_finds(wiring: str, strategy: Any) ->
     beam = GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again)
     expected = plainly(model, asked)
     assert max(len(row[0].tokens) for row in expected) > 16, "some outputs must be long"
-    for _ in range(2):  # the second time by what was recorded the first
+    for _ in range(2):  # the second time by replay
         same(run(beam, asked), expected)
     assert beam.num_graphs
 

@@ -1,4 +1,4 @@
-"""A model shared out: when, in which pieces, and what is said where that cannot be done.
+"""FSDP: when a model is sharded, its units, and errors where it cannot be.
 
 Several ranks run in tests/faults.
 """
@@ -91,9 +91,9 @@ def test_rank_rows_equal_torch_chunk(count: int, ranks: int) -> None:
 def test_lockstep_ranks_have_equally_many_micro_batches(
     gradient_accumulation: int, ranks: int
 ) -> None:
-    """What an idle pass goes through counts nothing.
+    """Idle micro-batches have weight zero.
 
-    The others are those of ranks that need no lockstep.
+    The others are those of ranks without lockstep.
     """
     corpus = Corpus()
     plan = corpus.plan()
@@ -143,7 +143,7 @@ def test_a_batch_that_does_not_fit_cannot_be_split_by_one_rank_alone() -> None:
     assert seen == [(len(batch), "")]
 
 
-# Pieces
+# FSDP units
 
 
 @pytest.mark.parametrize(

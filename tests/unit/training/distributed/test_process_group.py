@@ -72,7 +72,7 @@ def test_without_torchrun_there_is_one_rank() -> None:
 
 
 def test_incomplete_torchrun_environment_is_rejected() -> None:
-    """A start that hangs without a word (OpenNMT-py#1981, #954, #1487)."""
+    """A start that hangs silently (OpenNMT-py#1981, #954, #1487)."""
     with pytest.raises(
         ConfigError, match="found MASTER_ADDR, MASTER_PORT unset; start it with torchrun"
     ):
@@ -166,9 +166,8 @@ def test_heartbeat_writes_the_activity(worlds, store) -> None:
 
 
 def test_long_wait_warns_with_the_ranks_activity(store, caplog, monkeypatch) -> None:
-    """Sixty seconds, then a line that says which rank waits for what (OpenNMT-py#1981.
-
-    Allenai/allennlp#5088).
+    """Sixty seconds, then a warning with the rank and what it waits for (OpenNMT-py#1981,
+    allenai/allennlp#5088).
     """
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     other = Heartbeat(store, rank=1, size=2, patience=60.0)
@@ -260,7 +259,7 @@ def until(true) -> None:
 
 
 def test_rank_without_heartbeat_is_lost_for_all_ranks(store, monkeypatch) -> None:
-    """NCCL collectives with a dead peer never return: the rank that notices tells the others."""
+    """NCCL collectives with a dead peer never return: the rank that notices notifies the others."""
     monkeypatch.setattr(heartbeat, "LOST_RANK_SECONDS", 0.2)
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     store.set(
@@ -360,7 +359,7 @@ def test_only_a_rank_of_several_misses_its_launcher(monkeypatch: pytest.MonkeyPa
     for world in (alone, one_of_two):
         world.check_launcher()
     monkeypatch.setattr(os, "getppid", lambda: -1)
-    alone.check_launcher()  # a shell that ended: training goes on
+    alone.check_launcher()  # a shell that ended: training continues
     with pytest.raises(StoppedError, match="the launcher is gone"):
         one_of_two.check_launcher()
 
