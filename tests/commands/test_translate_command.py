@@ -349,7 +349,9 @@ def test_lines_end_in_lf_or_crlf_only(tmp_path: Path) -> None:
 def test_whoever_types_gets_each_answer_at_once(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At a terminal a line is translated before the next is read, and a note explains how to quit."""
+    """At a terminal a line is translated before the next is read, and a note explains how to
+    quit.
+    """
     asked: list[int] = []
 
     class Keyboard:

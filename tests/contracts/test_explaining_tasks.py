@@ -71,7 +71,9 @@ def test_every_attention_of_the_model_is_a_site(subject: Subject, explained: Exp
 
 
 def predicted_log_prob(subject: Subject) -> float | None:
-    """Return the predictor's log-probability of the explained output; None for a regression value."""
+    """Return the predictor's log-probability of the explained output; None for a regression
+    value.
+    """
     predictor = subject.predictor
     [found] = predictor.predict([subject.example])
     if isinstance(predictor, (Classifier, PairClassifier)):

@@ -1,8 +1,8 @@
 """The miniature of every recipe learns to write words backwards, or forwards where it reads along,
 and generates what it learnt.
 
-In two forms: letters alone, and with a space between any two. A recipe that cannot says so in its
-registry entry (`exempt`, "learns"). All but a few are slow: `make test-slow`.
+In two forms: letters alone, and with a space between any two. A recipe that cannot is exempt in its
+registry entry ("learns"). All but a few are slow: `make test-slow`.
 `bench/mini_recipes.py` does the same through the commands.
 """
 

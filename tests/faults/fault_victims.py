@@ -1,4 +1,6 @@
-"""Subprocess trainers that a test starts, kills and restarts, and readers of their run directories."""
+"""Subprocess trainers that a test starts, kills and restarts, and readers of their run
+directories.
+"""
 
 from __future__ import annotations
 

@@ -106,7 +106,9 @@ def test_outputs_and_gradients_are_those_of_the_definition(
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_sorting_and_masking_are_one_attention(causal: bool) -> None:
-    """Short sequences are masked, long ones without a recorder are sorted: both compute the same."""
+    """Short sequences are masked, long ones without a recorder are sorted: both compute the
+    same.
+    """
     attention = make(rounds=3, buckets=4, window=5)
     x, real, _ = tensors(150)
     with record(attention) as notes:

@@ -184,7 +184,9 @@ def sinusoid(distance: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_sinusoid_keys_are_the_papers_four_terms(causal: bool) -> None:
-    """Against a loop over pairs: content, position, content bias, position bias (Dai et al., 2019)."""
+    """Against a loop over pairs: content, position, content bias, position bias (Dai et al.,
+    2019).
+    """
     torch.manual_seed(0)
     heads, size, length = 2, 4, 6
     within = TransformerXLBias(heads, size, causal=causal).double()

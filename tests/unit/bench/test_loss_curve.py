@@ -1,4 +1,6 @@
-"""The loss-curve comparison: its statistics, equal initial weights, and detection of differences."""
+"""The loss-curve comparison: its statistics, equal initial weights, and detection of
+differences.
+"""
 
 from __future__ import annotations
 

@@ -285,7 +285,9 @@ def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> No
 
 
 def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
-    """Scores are added, n-best lists joined rank by rank, and alignments joined block-diagonally."""
+    """Scores are added, n-best lists joined rank by rank, and alignments joined block-
+    diagonally.
+    """
     text = " ".join(["Ein Mann geht.", "Eine Frau steht!"] * 6)
     [found] = translator.stream([text], beam=3, nbest=2, alignment=True)
     assert found.alignment.shape == (len(found.tokens), len(found.src_tokens))

@@ -25,7 +25,8 @@ from dragoman.registry import Entry, Registry
 
 ROOT = Path(__file__).resolve().parents[3]
 
-REFUSED = [  # overrides, then parts of the expected message: the reason, the found value, the remedy
+# Overrides, then parts of the expected message: the reason, the found value, the remedy.
+REFUSED = [
     (
         ["model.decoder=[transformer(attention=monotonic)]"],
         [

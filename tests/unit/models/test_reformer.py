@@ -1,4 +1,6 @@
-"""Reversible layers: the same outputs and gradients, with activation memory independent of depth."""
+"""Reversible layers: the same outputs and gradients, with activation memory independent of
+depth.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,8 @@ def test_gradients_are_those_of_the_same_layers_run_plainly(
 def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(
     attention: str, inside: bool, plainly: Callable[[], None]
 ) -> None:
-    # So many rounds in so few buckets that every pair shares one: rounding may send a token elsewhere, which
-    # would be another function.
+    # So many rounds in so few buckets that every pair shares one: rounding may send a token
+    # elsewhere, which would be another function.
     block = make(causal=True, attention=attention, dropout=0.2, rounds=16, buckets=2, window=20)
     x, context = tensors(torch.float32)
     assert context.memory is not None

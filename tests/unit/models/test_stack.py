@@ -105,7 +105,9 @@ def test_the_same_seed_leaves_out_the_same() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_compiled_pass_chooses_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path taken under torch.compile, in eager mode: the layer is computed and then selected."""
+    """The path taken under torch.compile, in eager mode: the layer is computed and then
+    selected.
+    """
     model, x = build(0.5), torch.randn(2, 5, 8)
     torch.manual_seed(seed)
     expected = model.encoder(x, ForwardContext())

@@ -53,8 +53,8 @@ def test_grouped_rotary_attention_with_norms_is_qwen3s() -> None:
     ours = SelfAttention(
         12, 4, head_width=6, kv_heads=2, norms=norms, within=RotaryEmbedding(6), bias=False
     )
-    # Our rotary pairs are adjacent features, theirs are halves: the same layer, with the features of
-    # each query and key in another order.
+    # Our rotary pairs are adjacent features, theirs are halves: the same layer, with the features
+    # of each query and key in another order.
     order = torch.tensor([0, 3, 1, 4, 2, 5])
 
     def reordered(weight: torch.Tensor) -> torch.Tensor:

@@ -201,7 +201,9 @@ def test_layout_does_not_matter() -> None:
 
 
 class Layers(nn.Module):
-    """Transformer layers: enough of them for a compiler that would save masks it could recompute."""
+    """Transformer layers: enough of them for a compiler that would save masks it could
+    recompute.
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__()

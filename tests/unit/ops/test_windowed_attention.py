@@ -1,4 +1,6 @@
-"""Windowed self-attention by blocks: equals a masked attention, with memory linear in the length."""
+"""Windowed self-attention by blocks: equals a masked attention, with memory linear in the
+length.
+"""
 
 from __future__ import annotations
 

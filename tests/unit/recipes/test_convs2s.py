@@ -1,4 +1,6 @@
-"""The ConvS2S recipe has the settings of the paper and its released code, and its miniature learns."""
+"""The ConvS2S recipe has the settings of the paper and its released code, and its miniature
+learns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches of each training step: the same for any number of workers, split over ranks without loss."""
+"""Batches of each training step: the same for any number of workers, split over ranks without
+loss.
+"""
 
 from __future__ import annotations
 
