@@ -209,7 +209,7 @@ def test_the_beams_table_has_every_node_with_its_numbers(browser: Any) -> None:
     context.close()
 
 
-def test_a_panel_without_content_says_why(browser: Any) -> None:
+def test_a_panel_without_content_shows_the_reason(browser: Any) -> None:
     sentence = "This model decodes greedily, so there is no beam."
     explanation = make_explanation(
         source=SOURCE,

@@ -155,7 +155,7 @@ def test_an_impossible_intervention_is_one_sentence(
     assert words in answer["error"]
 
 
-def test_special_tokens_may_be_forced_or_are_refused(explorer, explanations) -> None:
+def test_special_tokens_may_be_forced_or_are_rejected(explorer, explanations) -> None:
     """No token id ends in a bug."""
     for token in range(8):
         status, content = explorer.ask(
@@ -164,7 +164,7 @@ def test_special_tokens_may_be_forced_or_are_refused(explorer, explanations) -> 
         assert status in (200, 400), content
 
 
-def test_a_hundred_parallel_requests_are_answered_or_refused(
+def test_a_hundred_parallel_requests_are_answered_or_rejected(
     explorer, explanations, capfd: pytest.CaptureFixture[str]
 ) -> None:
     paths = [

@@ -382,7 +382,7 @@ def test_positions_have_their_numbers(show, explanation):
     assert problems == []
 
 
-def test_missing_parts_are_said(show):
+def test_missing_parts_are_reported(show):
     missing = {
         "heads": "This model has no attention heads.",
         "head": "This model has no attention heads.",

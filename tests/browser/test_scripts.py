@@ -94,7 +94,7 @@ def test_texts_are_shown_whole(browser: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 768, 1280])
-def test_nothing_stands_out_of_the_window(browser: Any, width: int) -> None:
+def test_nothing_overflows_the_window(browser: Any, width: int) -> None:
     context = open_context(browser, width)
     page, _, _ = open_page(context, make_explanation(source_length=40, target_length=40))
     assert page.evaluate("document.documentElement.scrollWidth") <= width

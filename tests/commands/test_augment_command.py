@@ -47,7 +47,7 @@ def test_pairs_are_written(
     assert "3 pairs of 4 lines; dropped 1 empty" in capsys.readouterr().err
 
 
-def test_an_interruption_says_how_to_resume(
+def test_an_interruption_reports_how_to_resume(
     bundle: Path,
     mono: Path,
     capsys: pytest.CaptureFixture[str],

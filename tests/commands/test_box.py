@@ -42,7 +42,7 @@ def test_the_golden_vectors_are_computed_again() -> None:
     assert bundle.model.training is False  # loading compares tokens and log-probabilities
 
 
-def test_the_confidence_is_calibrated_on_the_whole_validation_sets() -> None:
+def test_confidence_is_calibrated_on_the_full_validation_sets() -> None:
     calibration = Bundle.load(BOX).calibration
     assert calibration is not None
     assert calibration.fitted_on + calibration.measured_on > 7_000
@@ -85,7 +85,7 @@ def test_languages_are_detected(translator: Translator) -> None:
         translator.translate(texts[:1], source_language="de", target_language="fr")
 
 
-def test_info_says_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_reports_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     for part in ("attribution", "tatoeba.org", "license", "trained", "quantization", "## Scores"):

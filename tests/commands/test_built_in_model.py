@@ -111,7 +111,7 @@ def test_quiet_keeps_warnings(
         ["verify"],
     ],
 )
-def test_an_installation_without_it_says_what_to_do(
+def test_an_installation_without_it_reports_what_to_do(
     arguments: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -95,7 +95,7 @@ def test_errors_show_such_names(
     assert len(err.splitlines()) == 1
 
 
-def test_training_in_such_a_directory_goes_on_from_its_checkpoints(
+def test_training_in_such_a_directory_continues_from_its_checkpoints(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [

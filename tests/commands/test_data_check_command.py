@@ -54,7 +54,7 @@ def test_everything_is_found_with_its_lines(
     assert found["source equals target"] == (1, [30])
 
 
-def test_unequal_files_are_told_with_the_numbers(
+def test_unequal_files_are_reported_with_the_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Line counts that disagree (OpenNMT-py#2488, code-docstring-corpus#12)."""
@@ -188,7 +188,7 @@ def test_strict_exits_with_1_on_findings(
         ),
     ],
 )
-def test_columns_are_named_and_told(
+def test_columns_are_named_and_reported(
     name: str,
     first: str,
     row: str,

@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_it_goes_all_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The corpus is generated, so that no download is needed (annotated-transformer#96)."""
     model = tmp_path / "demo-model"
     assert main(["demo", "--out", str(model)]) == 0
@@ -66,7 +66,7 @@ def test_another_model_is_left_alone(bundle: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("small")
-def test_a_stop_says_how_to_go_on(
+def test_a_stop_reports_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: Any, **__: Any) -> None:
@@ -172,7 +172,7 @@ def test_it_takes_the_miniature_of_a_recipe(
     assert f"found a model of {recipe} in {model}; choose another --out" in capsys.readouterr().err
 
 
-def test_recipes_of_other_tasks_are_refused(
+def test_recipes_of_other_tasks_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", "--recipe", "yang2016", "--out", str(tmp_path / "demo")]) == 2

@@ -187,7 +187,7 @@ def test_the_page_explains_every_check_and_its_tolerance() -> None:
     ]
 
 
-def test_a_file_without_sentences_is_refused(
+def test_a_file_without_sentences_is_rejected(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "blank.txt").write_text("\n  \n")
@@ -195,7 +195,9 @@ def test_a_file_without_sentences_is_refused(
     assert f"found none in {tmp_path / 'blank.txt'}" in capsys.readouterr().err
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_without_a_model_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert "which is empty" in capsys.readouterr().err
 
@@ -216,7 +218,7 @@ def test_numbers_are_short(value: float | None, shown: str) -> None:
     assert _format_number(value) == shown
 
 
-def test_long_notes_stand_below_the_table(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_notes_are_below_the_table(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "engines" / "ctranslate2-float32").mkdir(parents=True)
     assert main(["doctor", str(copy)]) == 65
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]

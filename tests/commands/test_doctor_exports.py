@@ -96,7 +96,7 @@ def test_an_export_of_other_weights_and_a_damaged_one_fail(
     assert f"{damaged / 'encoder.onnx'} must be as it was written" in str(check["note"])
 
 
-def test_a_directory_that_is_no_export_is_refused(
+def test_a_directory_that_is_no_export_is_rejected(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", str(bundle), "--export", str(bundle)]) == 2
@@ -105,7 +105,7 @@ def test_a_directory_that_is_no_export_is_refused(
     assert "manifest.json" in capsys.readouterr().err
 
 
-def test_an_export_with_other_numbers_is_seen(bundle: Path, exported: dict[str, Path]) -> None:
+def test_export_with_other_outputs_is_detected(bundle: Path, exported: dict[str, Path]) -> None:
     """The check runs transformers; it does not trust the manifest."""
     loaded = Bundle.load(bundle)
     engine = HuggingFaceEngine(exported["huggingface"], loaded.tokenizers)

@@ -70,7 +70,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (LockedError("one process owns a run", found="process 12", fix="wait"), 73),
     ],
 )
-def test_a_persons_mistake_is_one_line_and_its_code(
+def test_user_error_is_one_line_with_its_exit_code(
     error: DragomanError,
     code: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -84,7 +84,7 @@ def test_a_persons_mistake_is_one_line_and_its_code(
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "settings"], ["settings", "--debug"]])
-def test_debug_shows_the_traceback_wherever_it_stands(
+def test_debug_shows_the_traceback_wherever_it_is(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, DataError("lines must match", found="3 and 4", fix="compare them"))
@@ -92,7 +92,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_our_mistake_shows_a_traceback_and_asks_for_a_report(
+def test_internal_error_shows_a_traceback_and_asks_for_a_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, ZeroDivisionError("oh"))
@@ -102,7 +102,7 @@ def test_our_mistake_shows_a_traceback_and_asks_for_a_report(
     assert err.splitlines()[-1].startswith("dragoman: error: this is a bug in dragoman")
 
 
-def test_ctrl_c_is_a_word_and_130(
+def test_ctrl_c_prints_one_word_and_exits_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, KeyboardInterrupt())
@@ -121,7 +121,7 @@ def test_ctrl_c_is_a_word_and_130(
         (OSError(errno.ENOSPC, "No space left on device"), 74, "found No space left on device"),
     ],
 )
-def test_what_the_system_refuses_is_one_line(
+def test_os_errors_are_reported_in_one_line(
     error: OSError,
     code: int,
     words: str,
@@ -157,7 +157,7 @@ def test_a_mistyped_command_is_one_line(
     assert len(err.splitlines()) == 1
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_closed_stdout_pipe_is_no_error() -> None:
     code = "import sys, typer; from dragoman.cli import app, settings\n"
     code += "def endless():\n    while True: print('line', flush=True)\n"
     code += "settings.list_all_settings = endless\nsys.exit(app.main(['settings']))"
@@ -174,7 +174,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (done.stdout, done.stderr) == ("line\n", "")
 
 
-def test_a_full_disk_under_stdout_is_told() -> None:
+def test_a_full_disk_under_stdout_is_reported() -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
     with open("/dev/full", "w") as full:

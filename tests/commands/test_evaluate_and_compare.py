@@ -80,7 +80,7 @@ def test_json_and_kept_translations(
     assert found["speed"]["sentences_per_second"] > 0
 
 
-def test_a_set_of_unequal_files_is_told_before_translating(
+def test_a_set_of_unequal_files_is_reported_before_translating(
     bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -137,7 +137,7 @@ def test_an_unknown_tokenizer_before_any_work(
     assert "found '13b'; did you mean 13a?" in capsys.readouterr().err
 
 
-def test_compare_says_what_is_clear_and_what_moved(
+def test_compare_reports_what_is_clear_and_what_moved(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -264,7 +264,7 @@ def chinese(tmp_path: Path, corpus: Path) -> Path:
         ),
     ],
 )
-def test_the_tokenizer_is_chosen_and_told(
+def test_the_tokenizer_is_chosen_and_reported(
     options: list[str],
     tokenizer: str,
     words: str,
@@ -341,7 +341,7 @@ def test_outputs_are_checked_before_any_work(
         ["export", "{model}", "--to", "onnx"],
     ],
 )
-def test_a_directory_below_a_file_is_told_before_any_work(
+def test_a_directory_below_a_file_is_reported_before_any_work(
     command: list[str], bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -401,7 +401,7 @@ def test_compare_names_the_systems(
         (["x/a/m", "y/a/m", "m"], ["x/a/m", "y/a/m", "m"]),
     ],
 )
-def test_short_names_tell_systems_apart(paths: list[str], names: list[str]) -> None:
+def test_short_names_distinguish_systems(paths: list[str], names: list[str]) -> None:
     assert short_names([Path(path) for path in paths]) == names
 
 

@@ -96,7 +96,7 @@ def test_prefix_reference_and_penalty_reach_the_search(bundle, capsys) -> None:
         (["--layer", "-1"], "--layer"),
     ],
 )
-def test_mistakes_are_one_line(bundle, capsys, arguments, message) -> None:
+def test_invalid_arguments_are_one_line(bundle, capsys, arguments, message) -> None:
     assert main(["explain", "-m", str(bundle), TEXT, *arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -112,7 +112,7 @@ def test_nothing_to_explain(bundle, capsys, typed) -> None:
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_options_of_a_search_are_refused_for_labels(tmp_path: Path, capsys) -> None:
+def test_options_of_a_search_are_rejected_for_labels(tmp_path: Path, capsys) -> None:
     model = write_classifier(tmp_path / "model")
     assert main(["explain", "-m", str(model), "good", "--beam", "2"]) == 2
     assert (

@@ -144,7 +144,7 @@ def test_a_file_answers_what_was_computed_for_it(bundle: Path, tmp_path: Path) -
     assert min(chosen) >= sorted(abs(effect["estimate"]) for effect in heads.values())[-2]
 
 
-def test_what_cannot_be_computed_for_a_file_is_refused(
+def test_options_for_a_file_are_rejected_elsewhere(
     bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refusal(bundle, "a", "--branches", 2, capsys=capsys)

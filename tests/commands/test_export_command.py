@@ -29,7 +29,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_export_prints_the_place_and_the_parity_and_translate_uses_it(
+def test_export_prints_the_path_and_the_parity_and_translate_uses_it(
     model: Path, texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["translate", "-m", str(model), "--beam", "1", "Guten Morgen."]) == 0
@@ -115,7 +115,7 @@ def test_export_compares_bleu_and_writes_json(
     assert {"bleu", "bleu_native"} <= found["parity"].keys()
 
 
-def test_what_the_engine_cannot_do_is_said_once(
+def test_what_the_engine_cannot_do_is_reported_once(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(model), "--to", "ctranslate2", "--quantization", "int8"]) == 0
@@ -182,7 +182,7 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
         (["--to", "huggingface", "--out", "OUT"], "a file at"),
     ],
 )
-def test_mistakes_cost_one_line(
+def test_invalid_arguments_are_one_line(
     model: Path, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").write_text("mine")
@@ -202,7 +202,7 @@ def test_paths_that_are_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no directory at" in capsys.readouterr().err
 
 
-def test_an_empty_text_to_compare_on_is_refused(
+def test_an_empty_text_to_compare_on_is_rejected(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").write_text("\n\n")
@@ -213,7 +213,7 @@ def test_an_empty_text_to_compare_on_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_that_may_not_be_written(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_path_is_rejected(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model.chmod(0o500)
     try:
         assert main(["export", str(model), "--to", "ctranslate2"]) == 77
@@ -222,7 +222,7 @@ def test_a_place_that_may_not_be_written(model: Path, capsys: pytest.CaptureFixt
         model.chmod(0o700)
 
 
-def test_import_prints_the_place_and_the_parity(
+def test_import_prints_the_path_and_the_parity(
     model: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")

@@ -28,7 +28,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def test_info_says_what_a_model_is(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_reports_what_a_model_is(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(bundle)]) == 0
     out = capsys.readouterr().out
     assert "de to en" in out
@@ -115,7 +115,7 @@ def test_a_path_that_is_not_there_names_a_model_nearby(
     assert f"did you mean {bundle}" in capsys.readouterr().err
 
 
-def test_a_run_that_has_not_finished_says_where_it_stands(
+def test_info_of_an_unfinished_run_reports_its_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "training").mkdir()
@@ -264,7 +264,7 @@ def test_info_remembers_what_was_measured(
     assert "default" in capsys.readouterr().out
 
 
-def test_without_engines_nothing_is_said_of_them(
+def test_without_engines_nothing_is_reported(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["info", str(bundle)]) == 0

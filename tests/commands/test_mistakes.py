@@ -43,7 +43,7 @@ def test_numbers_that_no_search_can_use(
     assert words in refusal("translate", "-m", bundle, *options, "Guten Morgen.", capsys=capsys)
 
 
-def test_a_path_that_is_no_model_is_answered_with_one_that_is(
+def test_path_without_a_model_suggests_one_nearby(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "notes.txt"

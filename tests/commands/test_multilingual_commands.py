@@ -309,7 +309,7 @@ def test_held_out_pairs_are_trained_on_in_no_direction(corpus: Path, tmp_path: P
         (["--pair", "aa-bb", "x"], "--pair"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_invalid_arguments_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     code, _, err = output(capsys, "train", "--out", str(tmp_path / "m"), *arguments)

@@ -87,7 +87,7 @@ def test_a_classifier_has_what_it_can(tmp_path, capsys) -> None:
     assert "over 30 labels" in captured.err
 
 
-def test_what_needs_data_says_so(model, tmp_path, capsys) -> None:
+def test_plots_that_need_data_report_it(model, tmp_path, capsys) -> None:
     for name in ("length", "calibration", "distribution"):
         assert main(["plot", str(model), "--what", name, "--out", str(tmp_path / "a.png")]) == 2
         assert "give --test and --ref" in capsys.readouterr().err
@@ -108,7 +108,9 @@ def test_what_needs_data_says_so(model, tmp_path, capsys) -> None:
         (["--test", __file__], "--test and --ref belong together"),
     ],
 )
-def test_mistakes_are_one_line(model, capsys, arguments, message, tmp_path, monkeypatch) -> None:
+def test_invalid_arguments_are_one_line(
+    model, capsys, arguments, message, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["plot", str(model), *arguments]) == 2
     captured = capsys.readouterr()

@@ -58,7 +58,7 @@ def test_it_is_explained_and_verified(
     assert "prefix_lm" in (prefix_model / "config.json").read_text(encoding="utf-8")
 
 
-def test_exports_are_refused_by_name(
+def test_exports_are_rejected_by_name(
     prefix_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(prefix_model, tmp_path / "model")

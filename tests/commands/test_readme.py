@@ -174,7 +174,7 @@ def test_both_languages_have_the_same_structure_and_commands() -> None:
     assert speed[0] == speed[1]
 
 
-def test_the_speed_figures_are_those_of_the_benchmarks() -> None:
+def test_the_speed_values_are_those_of_the_benchmarks() -> None:
     measured = set(re.findall(r"[\d,.]*\d", read(DOCS / "benchmarks.md")))
     rows = [row for row in table(README, 7) if re.search("[¹²³⁴⁵⁶]", row[0])]
     assert len(rows) == 8

@@ -15,7 +15,7 @@ from dragoman.models.factory import build_model, count_parameters, summarize_mod
 from dragoman.recipes.catalogue import RECIPES
 
 
-def test_the_names_people_meet_first() -> None:
+def test_most_used_names() -> None:
     assert {"tiny", "small", "vaswani2017_base", "vaswani2017_big"} <= set(RECIPES)
 
 
@@ -111,7 +111,7 @@ def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == {entry.family for entry in RECIPES.values()}
 
 
-def test_an_unknown_recipe_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_recipe_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "vaswani2017base"]) == 2
     assert (
         "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base, "
@@ -156,7 +156,7 @@ def test_a_stack_of_equal_cells_is_counted() -> None:
         ("RNN", "domhan2018_rnn, domhan2018_rnn_mh or domhan2018_rnn_ff"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_three_nearest(
+def test_unknown_name_suggests_the_three_nearest(
     written: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (

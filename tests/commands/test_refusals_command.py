@@ -34,7 +34,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("model.decoder=[bilstm]", "must be causal; found bilstm", "use lstm"),
     ],
 )
-def test_a_dry_run_refuses_before_it_looks_at_the_text(
+def test_dry_run_rejects_invalid_settings_before_it_reads_the_text(
     setting: str, reason: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = ["--src", "nowhere.de", "--tgt", "nowhere.en"]  # never read
@@ -62,7 +62,7 @@ def test_a_dry_run_refuses_before_it_looks_at_the_text(
     assert remedy in line
 
 
-def test_a_process_of_its_own_says_several_at_once(dragoman: Run) -> None:
+def test_subprocess_reports_several_problems_together(dragoman: Run) -> None:
     done = dragoman(
         "train",
         "--out=never",

@@ -114,7 +114,7 @@ def test_empty_lines_keep_their_numbers(
         (b"one\n" + b"x" * 70_000 + b"\nthree\n", "line 2 must have at most 65536 bytes"),
     ],
 )
-def test_files_that_do_not_fit_are_told_before_the_model_is_opened(
+def test_files_that_do_not_fit_are_reported_before_the_model_is_opened(
     second: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a").write_bytes(b"eins\nzwei\ndrei\n")

@@ -49,7 +49,7 @@ def test_one_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a whole number" in row["allowed"]
 
 
-def test_a_wrong_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_name_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown key gets the nearest valid one (eole#81)."""
     assert main(["settings", "modle"]) == 2
     assert "there is no setting or section 'modle'; did you mean model?" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_every_default_can_be_typed_back() -> None:
         ("bpe", "bpe"),
     ],
 )
-def test_values_are_said_as_they_are_typed(value: object, text: str) -> None:
+def test_values_are_shown_as_typed(value: object, text: str) -> None:
     assert format_value(value) == text
 
 

@@ -98,7 +98,7 @@ def test_one_file_of_pairs(ending: str, train: Train, corpus: Path, tmp_path: Pa
     assert train("--pairs", str(path), "--set=train.steps=2", data=False) == 0
 
 
-def test_the_same_command_again_says_that_nothing_is_left(
+def test_the_same_command_again_reports_that_nothing_is_left(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Resuming "does nothing": the step count is absolute (OpenNMT-py#1364, #886)."""
@@ -194,7 +194,7 @@ def test_what_makes_the_run_may_not_change(
     assert "found 32 instead of 16" in line
 
 
-def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
+def test_a_dry_run_writes_nothing_and_reports_what_it_would_take(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train("--dry-run") == 0
@@ -239,7 +239,7 @@ def test_averaging_its_checkpoints(
     assert "must hold the run" in capsys.readouterr().err
 
 
-def test_a_run_without_its_text_is_gone_on_with_by_resume(
+def test_a_run_without_its_text_is_continued_by_resume(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A command of two words must not end in sixteen problems."""
@@ -285,7 +285,7 @@ def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFix
         (["--config=nowhere.yaml"], "nowhere.yaml"),
     ],
 )
-def test_a_persons_mistake_is_one_line_and_nothing_is_written(
+def test_user_error_is_one_line_and_nothing_is_written(
     options: list[str], words: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*options) == 2

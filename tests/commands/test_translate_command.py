@@ -51,7 +51,7 @@ def test_standard_input_keeps_lines_order_and_empty_lines(bundle: Path, dragoman
 @pytest.mark.parametrize(
     "search", [[], ["--beam", "1"], ["--beam", "4", "--length-penalty", "1.0"]]
 )
-def test_batch_size_changes_nothing(
+def test_batch_size_does_not_change_results(
     search: list[str], bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Batch size changed the translation (OpenNMT-py#2208, #318; CTranslate2#693)."""
@@ -248,7 +248,7 @@ def test_a_file_and_a_pipe_give_the_same(bundle: Path, dragoman: Run, tmp_path: 
     assert len(piped.stdout.splitlines()) == len(LINES) * 12
 
 
-def test_a_file_that_is_not_utf8_is_answered_up_to_there(
+def test_lines_before_invalid_utf8_are_translated(
     bundle: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +346,7 @@ def test_lines_end_in_lf_or_crlf_only(tmp_path: Path) -> None:
         assert list(decode_lines(stream)) == ["a\u2028b", "c\x0cd"]
 
 
-def test_whoever_types_gets_each_answer_at_once(
+def test_lines_typed_at_a_terminal_are_translated_at_once(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At a terminal a line is translated before the next is read, and a note explains how to

@@ -258,7 +258,7 @@ def test_progress_is_shown_on_a_terminal_and_never_on_stdout(
     assert "of 40 lines" in screen.getvalue()
 
 
-def test_no_progress_where_results_fill_the_screen_or_nobody_watches(
+def test_no_progress_with_results_on_the_terminal_or_without_one(
     bundle: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

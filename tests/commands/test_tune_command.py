@@ -92,7 +92,7 @@ def wait_for(process: subprocess.Popen[str], journal: Path, event: bytes, count:
     raise AssertionError("the search did not get there")
 
 
-def test_killed_and_interrupted_searches_go_on(
+def test_killed_and_interrupted_searches_continue(
     backwards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Values and losses are those of a search that was never stopped."""
@@ -188,7 +188,7 @@ def test_without_the_extra(
         (["--src=/nowhere"], "equally many files"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_invalid_arguments_are_one_line(
     backwards: Path, capsys: pytest.CaptureFixture[str], options: list[str], part: str
 ) -> None:
     assert main(arguments(backwards, *options)) == 2

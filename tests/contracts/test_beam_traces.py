@@ -136,7 +136,7 @@ def couplets() -> Translator:
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
-def test_tokens_that_a_constraint_forbids_are_said_to_be(size: int) -> None:
+def test_tokens_that_a_constraint_forbids_are_marked(size: int) -> None:
     """A pattern of few texts: a token may come if some text begins with what it makes, byte by
     byte.
     """

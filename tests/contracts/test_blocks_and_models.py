@@ -118,7 +118,7 @@ def batch(rows: int = 3, src: int = 6, tgt: int = 7) -> tuple[Tensor, Tensor, Te
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 @torch.no_grad()
-def test_extending_in_any_split_equals_forward(kind: str, name: str) -> None:
+def test_incremental_decoding_in_any_split_equals_forward(kind: str, name: str) -> None:
     promise(kind, name, "extend")
     model = build(kind, name)
     src, mask, tgt = batch()
@@ -163,7 +163,7 @@ def test_padding_changes_nothing(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 @torch.no_grad()
-def test_neighbours_change_nothing(kind: str, name: str) -> None:
+def test_other_rows_of_the_batch_change_nothing(kind: str, name: str) -> None:
     """A sentence's numbers are its own, whatever else is in the batch (OpenNMT-py#2208)."""
     promise(kind, name, "neighbours")
     model = build(kind, name)
@@ -287,7 +287,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "causal", "residual"), PLACES)
-def test_gradients_are_slopes(name: str, causal: bool, residual: str) -> None:
+def test_gradients_equal_finite_differences(name: str, causal: bool, residual: str) -> None:
     """Float64 gradcheck, with a smooth activation: ReLU is not differentiable at zero."""
     promise("block", name, "gradcheck")
     block = make_block(name, causal=causal, residual=residual)
@@ -303,7 +303,7 @@ def test_gradients_are_slopes(name: str, causal: bool, residual: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ENCODER_ONLY])
-def test_gradients_flow_through_extending(name: str) -> None:
+def test_gradients_flow_through_incremental_decoding(name: str) -> None:
     """Segments of a long text train with what came before: extending must not write over what a
     gradient needs.
     """

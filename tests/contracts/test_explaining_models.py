@@ -126,7 +126,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
-def test_every_explanation_says_what_its_model_computed(name: str) -> None:
+def test_every_explanation_matches_its_model(name: str) -> None:
     """I1 to I5 and I12 (tensor2tensor#540, #917, OpenNMT-py#2490)."""
     translator, explanation = miniature(name), explanation_of(name)
     assert check_explanation(explanation) == []

@@ -89,7 +89,7 @@ def test_every_task_has_heads_to_switch_off(asked) -> None:
         assert answer.json()["text"] == expected.text
 
 
-def test_every_task_is_attributed_or_says_why_not(asked) -> None:
+def test_every_task_is_attributed_or_reports_why_not(asked) -> None:
     _, _, client, found = asked
     for method in client.get(f"{API}/session").json()["methods"]:
         body = {"method": method}
@@ -102,7 +102,7 @@ def test_every_task_is_attributed_or_says_why_not(asked) -> None:
             assert list(answer.json()) == ["error"]
 
 
-def test_a_branch_is_decoded_or_refused(asked) -> None:
+def test_a_branch_is_decoded_or_rejected(asked) -> None:
     predictor, _, client, found = asked
     body = {"step": 0, "token": found["steps"][0]["top"][1][0] if found["steps"] else 4}
     answer = client.post(f"{API}/e/{found['digest']}/branch", json=body)

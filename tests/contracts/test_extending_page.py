@@ -73,7 +73,7 @@ def contracts() -> ModuleType:
     return module
 
 
-def test_the_page_runs_and_its_score_keeps_every_promise(page: dict[str, Any]) -> None:
+def test_the_page_runs_and_its_score_passes_the_contract_tests(page: dict[str, Any]) -> None:
     assert page["losses"][-1] < page["losses"][0] / 2
     found = contracts()
     pairwise = [
@@ -98,7 +98,7 @@ def test_the_page_runs_and_its_score_keeps_every_promise(page: dict[str, Any]) -
     found.test_a_score_fits_into_multi_head_attention("distance")
 
 
-def test_the_new_score_is_what_its_equation_says(page: dict[str, Any]) -> None:
+def test_the_new_score_equals_its_equation(page: dict[str, Any]) -> None:
     score = SCORES.load("distance")(query_width=4, key_width=4).double()
     query, key = (
         torch.randn(2, 3, 4, dtype=torch.float64),
@@ -118,7 +118,7 @@ def test_the_new_score_is_what_its_equation_says(page: dict[str, Any]) -> None:
                 assert abs(float(found[row, t, s]) - wanted) < 1e-12
 
 
-def test_nothing_is_left_behind() -> None:
+def test_registries_are_restored() -> None:
     assert "distance" not in SCORES
     assert "mine" not in ALIGNMENTS
     assert "my_scores" not in sys.modules

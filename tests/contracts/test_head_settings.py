@@ -112,7 +112,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 3, 7]])
 @torch.no_grad()
-def test_extending_in_any_split_equals_forward(name: str, cuts: list[int]) -> None:
+def test_incremental_decoding_in_any_split_equals_forward(name: str, cuts: list[int]) -> None:
     model = build(name)
     src, mask, tgt = batch()
     state, found = model.start(model.encode(src, mask)), []
@@ -124,7 +124,7 @@ def test_extending_in_any_split_equals_forward(name: str, cuts: list[int]) -> No
 
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_padding_neighbours_and_future_change_nothing(name: str) -> None:
+def test_padding_other_rows_and_future_change_nothing(name: str) -> None:
     model = build(name)
     src, mask, tgt = batch()
     expected = model(src, tgt, mask)

@@ -13,7 +13,7 @@ CONTRACT = "neighbours in training"
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_neighbours_change_nothing_in_training(name: str) -> None:
+def test_other_rows_change_nothing_in_training(name: str) -> None:
     torch.manual_seed(0)
     norm = NORMS.load(name)(8, 1e-5).double().train()
     x = torch.randn(4, 5, 8, dtype=torch.float64)

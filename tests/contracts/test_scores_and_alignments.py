@@ -98,7 +98,7 @@ def test_no_mask_means_everything(score: str, alignment: str) -> None:
 
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
-def test_gradients_are_slopes(score: str, alignment: str) -> None:
+def test_gradients_equal_finite_differences(score: str, alignment: str) -> None:
     attention = mechanism(score, alignment)
     query, key, mask = tensors()
     query.requires_grad_()
@@ -114,7 +114,9 @@ def test_gradients_are_slopes(score: str, alignment: str) -> None:
 
 
 @pytest.mark.parametrize("pair", REFUSED, ids=" ".join)
-def test_features_without_room_for_them_are_refused_when_built(pair: tuple[str, str]) -> None:
+def test_features_that_the_score_does_not_accept_are_rejected_when_built(
+    pair: tuple[str, str],
+) -> None:
     with pytest.raises(
         DragomanError, match=r"that accepts them; found \w+ with \w+Score; use score additive"
     ):
@@ -122,7 +124,7 @@ def test_features_without_room_for_them_are_refused_when_built(pair: tuple[str, 
 
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
-def test_neighbours_and_padding_change_nothing(score: str, alignment: str) -> None:
+def test_other_rows_and_padding_change_nothing(score: str, alignment: str) -> None:
     """A batch of sentences gives what each gives alone (fairseq#4207: monotonic attention that
     could not be batched).
     """
@@ -259,7 +261,7 @@ class Listening(SCORES.load("scaled_dot")):  # type: ignore[misc]
         return scores if features is None else scores - features.squeeze(-1)
 
 
-def test_the_seam_takes_an_alignment_that_remembers() -> None:
+def test_mechanism_accepts_a_stateful_alignment() -> None:
     attention = Mechanism(Listening(query_width=4, key_width=4), Fading()).double()
     query, key, mask = tensors()
     found = attention(query=query, key=key, value=key, mask=mask)
@@ -271,6 +273,6 @@ def test_the_seam_takes_an_alignment_that_remembers() -> None:
         seen = seen + weights
 
 
-def test_a_dot_product_of_two_widths_is_refused() -> None:
+def test_a_dot_product_of_two_widths_is_rejected() -> None:
     with pytest.raises(DragomanError, match="equal width; found 4 and 6; project one of them"):
         SCORES.load("scaled_dot")(query_width=4, key_width=6)

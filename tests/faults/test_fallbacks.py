@@ -165,7 +165,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_missing_costs_one_line(
+def test_missing_dependency_is_one_warning(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[name]
@@ -198,7 +198,7 @@ def run(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outco
 # What has no line on stderr, or nothing to fall back on
 
 
-def test_the_doctor_leaves_out_an_engine_that_is_not_installed(
+def test_doctor_skips_an_engine_that_is_not_installed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ctranslate2")
@@ -245,7 +245,7 @@ def test_kernels_that_do_not_compile_are_not_used(
     )
 
 
-def test_several_processes_do_not_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_gpu_raise_instead_of_falling_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that trained on its CPU alone would keep the others waiting for ever."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -304,7 +304,7 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_where_nothing_fits_one_line_says_so(
+def test_without_enough_memory_one_line_reports_it(
     error: Exception,
     said: str,
     folder: Path,

@@ -45,7 +45,7 @@ def test_disk_errors_at_every_point(victims, reference, place, point):
 
 
 @pytest.mark.slow
-def test_every_passage_of_every_point(victims, reference, place):
+def test_fault_at_every_occurrence_of_every_point(victims, reference, place):
     states = 0
     for point in STORAGE + MOMENTS:
         for action in ("kill", *(ERRORS if point in STORAGE else ())):

@@ -72,7 +72,7 @@ def test_there_are_thirty_cases_and_more() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_bundle_is_refused_with_its_reason(
+def test_a_hostile_bundle_is_rejected_with_its_reason(
     name: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: list[str]
 ) -> None:
     """Nothing in a model directory runs, allocates without bound, or leads outside.

@@ -67,11 +67,15 @@ def check(victims, reference, directory, *, updates, kills, seed):
     ("updates", "kills"),
     [pytest.param(120, 10, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)],
 )
-def test_kills_change_nothing(victims, reference, place, fault_seed, updates, kills):
+def test_killed_and_resumed_runs_end_in_the_same_weights(
+    victims, reference, place, fault_seed, updates, kills
+):
     """A resumed run is the same run (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
     check(victims, reference, place, updates=updates, kills=kills, seed=fault_seed)
 
 
 @pytest.mark.slow
-def test_a_hundred_kills_on_a_disk_change_nothing(victims, reference, tmp_path, fault_seed):
+def test_a_hundred_kills_on_a_disk_end_in_the_same_weights(
+    victims, reference, tmp_path, fault_seed
+):
     check(victims, reference, tmp_path / "run", updates=800, kills=100, seed=fault_seed)

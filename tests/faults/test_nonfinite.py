@@ -52,7 +52,7 @@ def spoiled_trainer(run, spoils, *, late=False, **options):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["loss", "gradient"])
-def test_one_bad_update_is_skipped_and_named(tmp_path, caplog, late):
+def test_one_bad_step_is_skipped_and_named(tmp_path, caplog, late):
     """The batch that did it is named (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(run, lambda update: update == 7, late=late)
@@ -74,7 +74,7 @@ def test_one_bad_update_is_skipped_and_named(tmp_path, caplog, late):
 
 
 @pytest.mark.slow
-def test_one_bad_update_of_five_hundred(tmp_path):
+def test_one_bad_step_of_five_hundred(tmp_path):
     with RunDirectory(tmp_path) as run:
         spoiled_trainer(run, lambda update: update == 250, steps=500, checkpoint_every=100).fit(
             resume=False
@@ -82,7 +82,7 @@ def test_one_bad_update_of_five_hundred(tmp_path):
     assert [record["step"] for record in log_of(tmp_path) if record.get("skipped")] == [250]
 
 
-def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
+def test_a_skipped_step_leaves_weights_and_moments_alone(tmp_path):
     """The number moves on, so that data and learning rate stay functions of it.
 
     Nothing else does.

@@ -27,7 +27,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, place):
+def test_a_second_trainer_is_rejected_and_writes_nothing(victims, reference, place):
     want, _ = reference(40, 40)
     first = loop(victims, place, updates=40, every=40, fault="step.before:20:sleep")
     wait_for_update(place, 19, first)
@@ -41,7 +41,9 @@ def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, plac
 
 
 @pytest.mark.parametrize("removal", ["deleted", "replaced", "a link"])
-def test_a_lock_file_deleted_under_a_live_run_lets_nobody_in(victims, reference, place, removal):
+def test_deleted_lock_file_of_a_live_run_admits_no_second_trainer(
+    victims, reference, place, removal
+):
     want, _ = reference(40, 10)
     first = loop(victims, place, updates=40, every=10, fault="step.before:15:sleep")
     wait_for_update(place, 14, first)

@@ -83,7 +83,7 @@ def test_power_loss_during_save_and_prune(memory, monkeypatch):
     assert states > 60
 
 
-def test_the_model_notices_a_missing_fsync(memory, monkeypatch):
+def test_simulated_power_loss_detects_a_missing_fsync(memory, monkeypatch):
     """Checks the check: without fsync, some state has no valid newest checkpoint."""
     place = memory / "careless"
     place.mkdir()

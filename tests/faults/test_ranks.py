@@ -149,7 +149,7 @@ def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(directory).values())
 
 
-def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path):
+def test_a_signal_to_one_rank_stops_both_after_the_same_step(victims, tmp_path):
     directory = tmp_path / "run"
     ranks = start_ranks(
         victims, directory, 2, steps=2000, gradient_accumulation=2, checkpoint_every=500, pause=0.02
@@ -166,7 +166,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path
     assert [record["step"] for record in updates_of(directory)] == list(range(1, stopped + 4))
 
 
-def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_path):
+def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path):
     directory = tmp_path / "run"
     ranks = start_ranks(
         victims,

@@ -143,7 +143,7 @@ def test_an_export_replaces_nothing_but_an_engine(
     assert (contents(model), contents(outside)) == before
 
 
-def test_what_comes_beside_an_engine_meanwhile_stays(
+def test_files_added_during_an_export_are_kept(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = export.save_ctranslate2

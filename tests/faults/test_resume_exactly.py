@@ -85,7 +85,7 @@ def reference_and_resumed(tmp_path, *, stop_after=0, stop_in_validation=0, **opt
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 4, 7, 11])
-def test_stopped_after_an_update(tmp_path, threads, stop_after):
+def test_stopped_after_a_step(tmp_path, threads, stop_after):
     """Resume is not a different run (joeynmt#125, #172; OpenNMT-py#2006, #2517; transformers#11323.
 
     Helsinki-NLP/mammoth#63).
@@ -94,7 +94,7 @@ def test_stopped_after_an_update(tmp_path, threads, stop_after):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_two_threads_repeat_themselves(tmp_path):
+def test_resume_with_two_threads_is_exact(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -104,7 +104,7 @@ def test_two_threads_repeat_themselves(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_stopped_at_the_end_of_an_epoch_and_within_an_update_that_crosses_it(tmp_path):
+def test_stopped_at_the_end_of_an_epoch_and_within_a_step_that_crosses_it(tmp_path):
     """Mid-epoch order is kept (huggingface/accelerate#4071)."""
     with RunDirectory(tmp_path / "probe") as run:
         plan = tiny_trainer(run).plan
@@ -130,7 +130,7 @@ def test_stopped_inside_a_validation(tmp_path, threads):
     assert best[0].step == best[1].step
 
 
-def test_stopped_after_a_skipped_update(tmp_path):
+def test_stopped_after_a_skipped_step(tmp_path):
     reference_and_resumed(tmp_path, stop_after=6, nan_at=(5,))
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert [record["step"] for record in log_of(tmp_path / "cut") if record.get("skipped")] == [5]
@@ -222,7 +222,7 @@ def test_second_request_saves_no_checkpoint(tmp_path):
     assert RunDirectory(tmp_path).steps() == [4]
 
 
-def test_a_stop_before_the_first_update_publishes_nothing(tmp_path):
+def test_a_stop_before_the_first_step_publishes_nothing(tmp_path):
     signals.request_stop("SIGTERM")
     with RunDirectory(tmp_path) as run:
         result = make(run).fit(resume=False)

@@ -208,7 +208,7 @@ def test_a_kill_while_the_bundle_is_written(train, whole, out):
     assert leftovers(out) == []
 
 
-def test_no_clock_decides_anything(train, whole, out):
+def test_wall_clock_changes_have_no_effect(train, whole, out):
     """Machines whose clocks are years apart take turns (bar R11's last part)."""
     year = 365 * 86400
     killed_at(train, out, 8, clock=10 * year)
@@ -219,7 +219,7 @@ def test_no_clock_decides_anything(train, whole, out):
     show("R11", {"clocks": [10, -1, 3], "same_weights": True})
 
 
-def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
+def test_a_signal_stops_saves_and_reports_how_to_continue(train, whole, out):
     for number, target in ((signal.SIGTERM, 7), (signal.SIGINT, 18)):
         target = max(target, last_update(out / "training") + 1)
         victim = train(out)
@@ -265,7 +265,7 @@ def catches(pid: int, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
-def test_a_full_disk_is_exit_74_and_room_puts_it_right(train, whole, out):
+def test_full_disk_exits_74_and_resumes_with_free_space(train, whole, out):
     assert train(out, file_limit=100_000).wait() == 74, said(out)
     assert (
         train(out, fault=",".join(f"publish.mkdir:{n}:enospc" for n in range(4, 20))).wait() == 74
@@ -320,7 +320,7 @@ def test_all_checkpoints_damaged_is_exit_65(train, out):
     assert list((out / "training").glob("bad-step-*/weights.safetensors"))
 
 
-def test_a_changed_corpus_is_refused(train, out, corpus, memory):
+def test_a_changed_corpus_is_rejected(train, out, corpus, memory):
     killed_at(train, out, 6)
     lines = (corpus / "train.tgt").read_text()
     try:
@@ -331,7 +331,7 @@ def test_a_changed_corpus_is_refused(train, out, corpus, memory):
     assert newest_step(out / "training") >= 5
 
 
-def test_a_changed_configuration_is_refused(train, out):
+def test_a_changed_configuration_is_rejected(train, out):
     killed_at(train, out, 6)
     assert train(out, settings=("model.width=64",)).wait() == 2, said(out)
     assert "model.width" in said(out)

@@ -32,7 +32,7 @@ def whole_run(victims, directory, steps):
     ("steps", "kills"),
     [pytest.param(30, 3, id="quick"), pytest.param(300, 30, id="full", marks=pytest.mark.slow)],
 )
-def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
+def test_killed_and_resumed_runs_end_in_the_same_weights(victims, place, fault_seed, steps, kills):
     """Kill -9 and resume is bit-exact (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
     want, log = whole_run(victims, place.with_name("whole"), steps)
     choose = random.Random(fault_seed)
@@ -67,7 +67,7 @@ def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
 @pytest.mark.parametrize(
     "fault", ["step.before:8", "step.after_backward:8", "data.next:8", "valid.mid:1"]
 )
-def test_a_kill_at_every_point_of_an_update(victims, place, fault):
+def test_a_kill_at_every_point_of_a_step(victims, place, fault):
     want, log = whole_run(victims, place.with_name("whole"), 12)
     assert trainer(victims, place, fault=f"{fault}:kill", steps=12, **SETTINGS).wait() == -9
     assert trainer(victims, place, steps=12, **SETTINGS).wait() == 0
@@ -75,7 +75,7 @@ def test_a_kill_at_every_point_of_an_update(victims, place, fault):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_with_75_and_a_checkpoint_of_that_update(victims, place, number):
+def test_a_signal_ends_with_75_and_a_checkpoint_of_that_step(victims, place, number):
     want, log = whole_run(victims, place.with_name("whole"), 30)
     victim = trainer(victims, place, steps=30, pause=0.01, **SETTINGS)
     wait_for_update(place, 3)

@@ -127,7 +127,7 @@ def test_imports_go_down_only(name: str) -> None:
         )
 
 
-def test_neighbours_do_not_import_each_other() -> None:
+def test_packages_do_not_import_each_other_mutually() -> None:
     """Folders on one line may import one another in one direction only."""
     edges = {
         (part_of(name), part_of(target))

@@ -47,7 +47,7 @@ def test_dir_lists_them_all() -> None:
     assert set(dir(dragoman)) >= PUBLIC
 
 
-def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
+def test_unknown_name_lists_the_public_ones() -> None:
     with pytest.raises(
         AttributeError, match="no attribute 'Translater'; it has Classifier, Config, DragomanError"
     ):

@@ -15,7 +15,7 @@ from dragoman.attention.absolute_positions import NoPositions
 from dragoman.errors import DragomanError
 
 
-def test_masks_come_from_lengths() -> None:
+def test_padding_masks_come_from_lengths() -> None:
     """Never from values: a mask made of embeddings that positions were added to hides nothing
     (Kyubyong/transformer#33).
     """
@@ -43,7 +43,7 @@ def test_a_local_window_reaches_as_far_as_its_radius() -> None:
     assert masks.local(3, radius=0).int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
-def test_both_keeps_what_two_masks_allow() -> None:
+def test_combining_masks_is_a_logical_and() -> None:
     mask = torch.tensor([True, False])
     assert masks.combine(None, None) is None
     assert masks.combine(mask, None) is mask
@@ -68,7 +68,7 @@ def test_halves_are_the_same_numbers_in_marians_order() -> None:
     torch.testing.assert_close(halves, torch.cat([pairs[:, 0::2], pairs[:, 1::2]], dim=1))
 
 
-def test_places_past_the_table_are_computed() -> None:
+def test_positions_past_the_table_are_computed() -> None:
     short, long = (
         SinusoidalPositions(width=6, max_positions=8),
         SinusoidalPositions(width=6, max_positions=40),
@@ -77,7 +77,7 @@ def test_places_past_the_table_are_computed() -> None:
     torch.testing.assert_close(short.vectors(1_000_000, 1), long.vectors(1_000_000, 1))
 
 
-def test_learned_positions_end_where_they_end() -> None:
+def test_positions_past_the_learned_table_raise() -> None:
     """Too long is an error with the numbers, not an index error from the depths
     (huggingface/transformers#11958).
     """
@@ -90,7 +90,7 @@ def test_learned_positions_end_where_they_end() -> None:
 
 
 @pytest.mark.parametrize("kind", [SinusoidalPositions, SinusoidalHalvesPositions, LearnedPositions])
-def test_given_places_are_looked_up(kind: type[SinusoidalPositions]) -> None:
+def test_given_positions_are_looked_up(kind: type[SinusoidalPositions]) -> None:
     torch.manual_seed(0)
     positions = kind(width=4, max_positions=16)
     x = torch.randn(2, 3, 4)
@@ -99,7 +99,7 @@ def test_given_places_are_looked_up(kind: type[SinusoidalPositions]) -> None:
     torch.testing.assert_close(placed[1], positions(x, first=4)[1])
 
 
-def test_no_positions_add_nothing() -> None:
+def test_none_positions_add_nothing() -> None:
     x = torch.randn(2, 3, 4)
     assert NoPositions(width=4)(x, first=7) is x
     assert NoPositions(width=4)(x, position_ids=torch.zeros(2, 3, dtype=torch.long)) is x

@@ -53,7 +53,7 @@ def test_both_directions_are_recorded_and_edited():
 
 
 @pytest.mark.parametrize("side", ["first_mask", "second_mask"])
-def test_a_mask_of_the_other_sequence_is_refused(side):
+def test_a_mask_of_the_other_sequence_is_rejected(side):
     first, second = torch.randn(2, 4, 6), torch.randn(2, 5, 6)
     for size in (4, 5):
         masks = {side: torch.ones(2, size, dtype=torch.bool)}

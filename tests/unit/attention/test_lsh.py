@@ -121,7 +121,7 @@ def test_sorting_and_masking_are_one_attention(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_padding_and_neighbours_change_nothing_in_sorted_sequences(causal: bool) -> None:
+def test_padding_and_other_rows_change_nothing_in_sorted_sequences(causal: bool) -> None:
     attention = make(rounds=2, buckets=4, window=3)
     x, real, _ = tensors(60)
     whole = attention(x, mask=real, causal=causal)
@@ -283,6 +283,6 @@ def test_the_papers_number_of_buckets() -> None:
         ({"heads": 3}, "heads must divide the width; found 3 heads and width 16"),
     ],
 )
-def test_sizes_without_meaning_are_refused(options: dict[str, int], message: str) -> None:
+def test_invalid_sizes_are_rejected(options: dict[str, int], message: str) -> None:
     with pytest.raises(DragomanError, match=message):
         LSHAttention(16, **{"heads": 2, **options})

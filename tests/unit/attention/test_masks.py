@@ -25,7 +25,7 @@ def test_the_order_of_the_ranks_is_the_order_of_the_factorization() -> None:
     assert masks.permuted(torch.zeros(1, 4)).all()
 
 
-def test_queries_see_what_comes_before_them_and_are_seen_by_nobody() -> None:
+def test_queries_attend_to_earlier_positions_and_are_never_attended_to() -> None:
     ranks = torch.tensor([[0, 2, 1, 0]])  # 0 and 3 are given; 2, then 1 is predicted
     assert drawn(masks.two_stream(ranks, ranks[:, [1, 2]])[0]) == [
         "x..x..",  # content

@@ -84,7 +84,7 @@ def test_structured_pooling_is_the_papers_equation() -> None:
 
 
 @torch.no_grad()
-def test_attention_pooling_is_one_hop_and_the_mean_where_nothing_is_asked() -> None:
+def test_attention_pooling_is_one_hop_and_the_mean_with_zero_queries() -> None:
     torch.manual_seed(0)
     layer, x = AttentionPooling(D).double(), sequences()
     vectors, weights = layer(x, mask=MASK)
@@ -97,7 +97,7 @@ def test_attention_pooling_is_one_hop_and_the_mean_where_nothing_is_asked() -> N
     torch.testing.assert_close(layer(x).vectors, x.mean(dim=1))
 
 
-def test_padding_and_neighbours_do_not_matter_to_pooling() -> None:
+def test_padding_and_other_rows_do_not_matter_to_pooling() -> None:
     layer, x = pooling(), sequences()
     together = layer(x, mask=MASK).vectors
     torch.testing.assert_close(layer(x[1:, :3]).vectors, together[1:])
@@ -118,7 +118,7 @@ def test_nothing_to_pool_gives_zeros_and_finite_gradients() -> None:
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "padded"])
-def test_the_slopes_of_pooling_and_its_penalty_are_right(mask: Tensor | None) -> None:
+def test_gradients_of_pooling_and_its_penalty_equal_finite_differences(mask: Tensor | None) -> None:
     layer, x = pooling(2), sequences().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: layer(x, mask=mask).vectors, (x,))
     assert torch.autograd.gradcheck(lambda x: overlap_penalty(layer(x, mask=mask).weights), (x,))
@@ -163,7 +163,7 @@ def test_the_penalty_drives_hops_apart() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 2])
 @pytest.mark.parametrize("score", SCORES)
-def test_self_attention_by_any_score_is_a_loop_over_neighbours(
+def test_self_attention_by_any_score_is_a_loop_over_the_window(
     score: str, window: int, causal: bool
 ) -> None:
     layer, x = self_attention(score, window), sequences()
@@ -206,7 +206,7 @@ def test_additive_and_multiplicative_are_the_written_equations() -> None:
 
 @pytest.mark.parametrize("window", [0, 1])
 @pytest.mark.parametrize("score", SCORES)
-def test_self_attention_keeps_its_promises(score: str, window: int) -> None:
+def test_self_attention_ignores_padding_and_other_rows(score: str, window: int) -> None:
     layer, x = self_attention(score, window), sequences()
     together = layer(x, mask=MASK).context
     torch.testing.assert_close(
@@ -356,13 +356,13 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
     ],
 )
-def test_bad_input_is_told_at_the_door(call: object, said: str) -> None:
+def test_invalid_input_raises_a_clear_error(call: object, said: str) -> None:
     with pytest.raises(DragomanError) as caught:
         call()  # type: ignore[operator]
     assert said in str(caught.value)
 
 
-def test_a_mask_of_heads_and_a_mask_of_pairs_are_let_in() -> None:
+def test_masks_of_all_broadcastable_shapes_are_accepted() -> None:
     for mask in (
         torch.ones(5, 5),
         torch.ones(1, 5),
@@ -396,7 +396,7 @@ def test_the_public_names_are_one_list() -> None:
         _ = dragoman.attention.AttentionPoling
 
 
-def test_the_package_stays_light() -> None:
+def test_importing_the_package_imports_no_torch() -> None:
     code = (
         "import sys, dragoman.attention; print('torch' in sys.modules, 'AttentionPooling' in "
         "dir(dragoman.attention))"

@@ -75,7 +75,7 @@ def every_path(stops: Tensor) -> Tensor:
     return weights
 
 
-def test_expected_weights_have_the_figures_of_the_definition() -> None:
+def test_expected_weights_have_the_values_of_the_definition() -> None:
     weights = quiet()(STOPS.logit().unsqueeze(0), everything(1, 4))[0]
     wanted = torch.tensor(
         [[0.1, 0.45, 0.405, 0.009], [0.03, 0.156, 0.4614, 0.25328]], dtype=torch.float64
@@ -128,7 +128,7 @@ def test_the_scan_is_the_loop_for_every_length() -> None:
 
 
 @pytest.mark.parametrize("short", [0, 64], ids=["by a scan", "by all ways"])
-def test_gradients_of_the_expected_weights_are_slopes(
+def test_gradients_of_the_expected_weights_equal_finite_differences(
     short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monotonic_attention, "MAX_DENSE_KEYS", short)
@@ -148,7 +148,7 @@ def test_gradients_of_the_expected_weights_are_slopes(
     )
 
 
-def test_after_training_the_head_stops_at_the_first_fit_and_never_goes_back() -> None:
+def test_head_in_evaluation_stops_at_the_first_match_and_never_moves_back() -> None:
     """Each row of a batch follows its own head (fairseq#3892 gathered the wrong position, #4207
     took one row only).
     """
@@ -193,7 +193,7 @@ def test_the_offset_learns() -> None:
     assert alignment.offset.grad.ne(0)
 
 
-def test_chunks_have_the_figures_of_the_definition() -> None:
+def test_chunks_have_the_values_of_the_definition() -> None:
     stops = recurrence(STOPS)[1:]
     energies = torch.tensor([[0.2, -0.1, 0.5, 0.0]], dtype=torch.float64)
     found = spread_over_chunks(stops, energies, everything(1, 4), 2)
@@ -243,7 +243,7 @@ def test_energies_far_apart_leave_chunks_finite() -> None:
     assert energies.grad.isfinite().all()
 
 
-def test_chunks_look_back_from_the_head_inside_a_mechanism() -> None:
+def test_chunks_cover_the_keys_before_the_head_inside_a_mechanism() -> None:
     torch.manual_seed(0)
     widths = {"query_width": 4, "key_width": 4, "score_width": 6}
     attention = (
@@ -267,7 +267,7 @@ def test_chunks_look_back_from_the_head_inside_a_mechanism() -> None:
         assert set(row.nonzero().flatten().tolist()) == {s for s in (at - 1, at) if s >= 0}
 
 
-def test_a_chunk_of_nothing_is_refused() -> None:
+def test_chunk_size_of_zero_is_rejected() -> None:
     with pytest.raises(DragomanError, match="chunk_size must be at least 1; found chunk_size=0"):
         MochaAlignment(query_width=4, key_width=4, score_width=6, chunk_size=0)
     with pytest.raises(
@@ -327,7 +327,7 @@ def test_scanning_stops_where_scoring_all_keys_does(offset: float, hole: bool) -
 
 @pytest.mark.parametrize("offset", [-3.0, -0.5, 0.0, 9.0])
 @torch.no_grad()
-def test_every_source_position_is_read_once_and_again_only_where_the_head_stands(
+def test_every_source_position_is_read_once_and_again_only_where_the_head_is(
     offset: float,
 ) -> None:
     """At most S + T reads for S keys and T positions, in all rows of a batch together."""

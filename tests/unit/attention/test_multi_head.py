@@ -89,7 +89,7 @@ def test_memory_may_have_another_width() -> None:
     ).shape == (1, 2, 8)
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
+def test_heads_that_do_not_divide_are_rejected() -> None:
     with pytest.raises(DragomanError, match="found 3 heads and width 8"):
         SelfAttention(8, 3)
 
@@ -100,7 +100,7 @@ class SlowDot(ScaledDotScore):
     fused = False
 
 
-def test_another_score_takes_the_plain_path_and_says_so_once(
+def test_other_scores_take_the_unfused_path_with_one_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _warn_not_fused.cache_clear()

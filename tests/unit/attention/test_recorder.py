@@ -73,7 +73,7 @@ def test_every_attention_is_noted_by_its_path(
     assert not notes["decoder.1.self"].weights.triu(1).any()
 
 
-def test_nothing_is_left_behind(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:
+def test_no_hooks_are_left_behind(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:
     def break_off() -> None:
         with record(model), edit(model, {"decoder.0.cross": heads_off([0])}):
             raise RuntimeError("stop")
@@ -161,7 +161,7 @@ def test_two_edits_apply_in_their_order(model: EncoderDecoder, batch: dict[str, 
     assert not notes["encoder.0.self"].weights.any()
 
 
-def test_compiled_blocks_are_one_graph_until_somebody_records(
+def test_compiled_blocks_are_one_graph_unless_recorded(
     model: EncoderDecoder, batch: dict[str, Tensor]
 ) -> None:
     """A recording, or another thread's, must neither break the graph of an unrecorded model nor be
@@ -194,7 +194,7 @@ def test_compiled_blocks_are_one_graph_until_somebody_records(
     assert len(other) == 2
 
 
-def test_wrong_names_are_answered(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:
+def test_unknown_names_are_reported(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:
     with (
         pytest.raises(
             DragomanError, match=r"found 'decoder.1.crass'; did you mean decoder.1.cross\?"

@@ -168,7 +168,7 @@ def test_after_training_the_best_key_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("option", ["soft_probability", "baseline_decay"])
-def test_shares_are_shares(option: str) -> None:
+def test_probabilities_outside_0_to_1_are_rejected(option: str) -> None:
     with pytest.raises(DragomanError, match=rf"{option} must be from 0 to 1; found {option}=1\.5"):
         ReinforceAlignment(**{option: 1.5})  # type: ignore[arg-type]
 
@@ -196,7 +196,7 @@ def test_the_coverage_loss_reaches_the_total_in_training_alone(query: str) -> No
     assert any(each.abs().max() > 0 for each in gradients(trained.total - trained.nll, model))
 
 
-def test_without_a_weight_coverage_adds_nothing_and_goes_at_once() -> None:
+def test_coverage_without_a_weight_adds_no_loss() -> None:
     model = build("lstm(attention=coverage, residual_connection=false)").train()
     loss = TranslationTask(smoothing=0.0).loss(model, batch())
     torch.testing.assert_close(loss.total, loss.nll)

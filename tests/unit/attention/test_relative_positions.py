@@ -20,7 +20,7 @@ from dragoman.models.factory import build_model
 from dragoman.ops import attend, attend_reference
 
 
-def test_rotation_of_one_to_four_at_place_three() -> None:
+def test_rotation_of_one_to_four_at_position_three() -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).view(1, 1, 1, 4)
     golden = torch.tensor([-1.272233, -1.838865, 2.878668, 4.088187], dtype=torch.float64)
     torch.testing.assert_close(
@@ -28,7 +28,7 @@ def test_rotation_of_one_to_four_at_place_three() -> None:
     )
 
 
-def test_rotation_of_neighbours_is_gptjs_and_of_halves_llamas() -> None:
+def test_rotation_of_adjacent_features_is_gptjs_and_of_halves_llamas() -> None:
     from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama
 
@@ -48,7 +48,7 @@ def test_rotation_of_neighbours_is_gptjs_and_of_halves_llamas() -> None:
     torch.testing.assert_close(halves(ours), theirs)
 
 
-def test_rotated_products_depend_on_the_distance_alone() -> None:
+def test_rotated_dot_products_depend_on_the_distance_alone() -> None:
     torch.manual_seed(0)
     query, key, rotate = (
         torch.randn(1, 1, 1, 8).double(),
@@ -60,7 +60,7 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
     torch.testing.assert_close(near, far, atol=1e-5, rtol=0)  # the table is kept in float32
 
 
-def test_rotation_at_given_places() -> None:
+def test_rotation_at_given_positions() -> None:
     torch.manual_seed(0)
     x, rotation = torch.randn(2, 3, 2, 4), RotaryEmbedding(4, max_positions=4)
     turned = rotation.rotate(x, torch.tensor([[0, 1], [5, 6]]), first=5)
@@ -280,7 +280,7 @@ def test_a_query_that_sees_nothing_gets_zeros_with_a_bias_too() -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw", "transformer_xl"])
-def test_order_is_told_to_an_encoder(positions: str) -> None:
+def test_encoder_output_depends_on_token_order(positions: str) -> None:
     """A symmetric bias cannot distinguish a sentence from its reversal: who bites whom."""
     torch.manual_seed(0)
     config = ModelConfig(

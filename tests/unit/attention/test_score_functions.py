@@ -97,13 +97,13 @@ def test_a_score_with_a_matrix_joins_two_widths(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SCORES) - set(UNEQUAL)))
-def test_a_product_of_two_widths_is_refused(name: str) -> None:
+def test_dot_product_of_two_widths_is_rejected(name: str) -> None:
     with pytest.raises(DragomanError, match="equal width; found 4 and 6; project one of them"):
         SCORES.load(name)(query_width=4, key_width=6)
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_features_are_a_term_inside_the_tanh_or_refused(name: str) -> None:
+def test_features_are_a_term_inside_the_tanh_or_rejected(name: str) -> None:
     score, (query, key) = build(name), tensors()
     features = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     if not score.accepts_features:
@@ -167,7 +167,7 @@ def test_normed_additive_starts_where_the_paper_does() -> None:
 
 
 @pytest.mark.parametrize("name", POSITIONAL)
-def test_positional_scores_ignore_the_words_past_their_last_place(name: str) -> None:
+def test_positional_scores_ignore_the_words_past_their_last_position(name: str) -> None:
     score = build(name, max_positions=3)
     query, key = tensors()
     weights = score(query, score.prepare(key)).softmax(-1)

@@ -37,7 +37,7 @@ def shares(scores: Row, window: set[int] | None = None) -> Row:
     return [each / sum(kept) for each in kept]
 
 
-def test_smoothing_gives_the_figures_of_its_definition() -> None:
+def test_smoothed_weights_have_the_values_of_the_definition() -> None:
     scores = torch.tensor([[0.0, 1.0, 2.0, -1.0]], dtype=torch.float64)
     weights, _ = SmoothedSoftmax().step(scores, {"mask": torch.ones(1, 4, dtype=torch.bool)})
     torch.testing.assert_close(
@@ -113,7 +113,7 @@ def test_local_p_is_its_equation() -> None:
             assert weights[row, t].tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-def test_local_p_s_bell_has_the_figures_of_its_definition() -> None:
+def test_local_p_gaussian_has_the_values_of_its_definition() -> None:
     alignment = LocalPredictiveAlignment(query_width=3, radius=2)
     distances = alignment.distances(torch.tensor([4.3]).double(), 9)
     bell = alignment._gaussian_weights(
@@ -145,7 +145,7 @@ def test_local_p_does_not_saturate_while_nothing_is_learnt(width: int) -> None:
     assert 0.05 < (alignment.predict(query, length) / length).median() < 0.45
 
 
-def test_local_p_places_are_exact_in_bfloat16() -> None:
+def test_local_p_positions_are_exact_in_bfloat16() -> None:
     alignment = LocalPredictiveAlignment(query_width=2).bfloat16()
     place = alignment.predict(torch.zeros(1, 2, dtype=torch.bfloat16), torch.tensor([601]))
     assert place.item() == 300.5
@@ -228,7 +228,7 @@ def test_the_memory_learns_and_can_be_smoothed(kind: type[LocationSensitiveAlign
     )
 
 
-def test_what_is_attended_to_again_is_the_coverage_loss() -> None:
+def test_coverage_loss_counts_repeated_attention() -> None:
     weights = torch.tensor([[[0.5, 0.5, 0.0], [0.2, 0.0, 0.8], [0.9, 0.0, 0.1]]])
     torch.testing.assert_close(coverage_loss(weights), torch.tensor([[0.0, 0.2, 0.8]]))
 
@@ -248,7 +248,7 @@ def test_a_missing_width_is_named(kind: type[Alignment], width: str) -> None:
         kind()
 
 
-def test_a_window_of_nothing_is_refused() -> None:
+def test_empty_window_is_rejected() -> None:
     with pytest.raises(
         DragomanError, match="radius of local attention must be at least 1; found radius=0"
     ):

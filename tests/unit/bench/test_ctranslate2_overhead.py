@@ -33,7 +33,7 @@ def test_sentences_are_drawn_alike(bench: ModuleType) -> None:
     assert all(4 <= len(line.split()) <= 40 for line in first)
 
 
-def test_all_ways_translate_the_same(bench: ModuleType, tmp_path: Path) -> None:
+def test_all_interfaces_translate_the_same(bench: ModuleType, tmp_path: Path) -> None:
     """Directly, outputs are as long as their batch's limit, and ours are cut to their own; as far
     as both go they are equal.
     """

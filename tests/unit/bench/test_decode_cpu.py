@@ -52,7 +52,7 @@ def test_having_no_peers_is_reported(
     assert "native float32" in told
 
 
-def test_every_search_takes_as_many_steps_as_its_batch_says(
+def test_every_search_takes_as_many_steps_as_its_batch_requires(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs of peers have one token per step; the last step of ours may only produce </s>."""
@@ -78,7 +78,7 @@ def test_every_search_takes_as_many_steps_as_its_batch_says(
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("program", ["transformers", "torch.nn.Transformer"])
-def test_peers_give_outputs_as_long_as_they_are_told(
+def test_peers_generate_the_requested_length(
     bench: Any, tmp_path: Path, program: str, beam: int
 ) -> None:
     from bench import benchmark_worker, workload

@@ -101,7 +101,7 @@ def test_the_mean_is_over_the_window_before_the_spread_is_over_runs(curves: Any)
 
 
 @pytest.mark.parametrize(("updates", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (500, {50})])
-def test_windows_hold_every_update_once(curves: Any, updates: int, sizes: set[int]) -> None:
+def test_windows_hold_every_step_once(curves: Any, updates: int, sizes: set[int]) -> None:
     curve = [float(update) for update in range(1, updates + 1)]
     windows = curves.compare([curve, curve], [curve, curve])
     assert len(windows) == min(updates, 10)
@@ -127,7 +127,7 @@ def test_how_often_equal_groups_are_two_errors_apart(curves: Any) -> None:
     assert share(1e-6) == pytest.approx(0.1835, abs=0.02)
 
 
-def test_pairs_are_compared_update_by_update(curves: Any) -> None:
+def test_pairs_are_compared_step_by_step(curves: Any) -> None:
     base = curves.Run([1.0, 5.0, 9.0], [1.0, 2.0, 4.0], {})
     ours = curves.Run([1.5, 5.0, 10.0], [1.0, 2.5, 6.0], {})
     found = curves.paired_differences(ours, base)
@@ -137,7 +137,7 @@ def test_pairs_are_compared_update_by_update(curves: Any) -> None:
     assert found["norm_ratio_error"] == pytest.approx(0.25 / 3**0.5)
 
 
-def test_the_table_has_a_line_a_window_and_tells_the_worst(
+def test_the_table_has_a_line_per_window_and_marks_the_worst(
     curves: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spread = {"plain_mean": 5.0, "plain_deviation": 0.1}
@@ -224,7 +224,7 @@ def test_options_reach_the_runs(curves: Any, timing: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("option", "found"), [("--seeds", "1 and 60"), ("--frozen-steps", "3 and 1")]
 )
-def test_one_run_or_update_has_no_spread(
+def test_one_run_or_step_has_no_spread(
     timing: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -236,7 +236,7 @@ def test_one_run_or_update_has_no_spread(
     assert f"must be at least 2; found {found}" in capsys.readouterr().err
 
 
-def test_a_gpus_users_are_compared_with_float32_alone(curves: Any) -> None:
+def test_gpu_paths_are_compared_with_float32_only(curves: Any) -> None:
     on_gpu, on_cpu = (curves.compared_setups(torch.device(kind)) for kind in ("cuda", "cpu"))
     plain = {"compile": "off", "cuda_graphs": "off", "precision": "float32"}
     assert on_gpu == {
@@ -285,7 +285,7 @@ def test_runs_differ_in_dropout_only(
     ] == []
 
 
-def test_held_weights_give_equal_ways_equal_figures(curves: Any, track: Any) -> None:
+def test_frozen_weights_give_equal_losses_on_equal_paths(curves: Any, track: Any) -> None:
     plain = curves.compared_setups(torch.device("cpu"))["plain float32"]
     weights = track.train("plain", plain, 1).weights
     kept = {name: tensor.clone() for name, tensor in weights.items()}
@@ -305,9 +305,7 @@ def test_held_weights_give_equal_ways_equal_figures(curves: Any, track: Any) -> 
     torch.testing.assert_close(weights, kept, rtol=0, atol=0)
 
 
-def test_held_weights_reach_the_rounded_copies_that_a_gpu_computes_with(
-    curves: Any, track: Any
-) -> None:
+def test_frozen_weights_reach_the_bf16_compute_copies(curves: Any, track: Any) -> None:
     plain = curves.compared_setups(torch.device("cpu"))["plain float32"]
     first, weights = track.train("plain", plain, 1).nll[0], track.train("plain", plain, 1).weights
     base, rounded = (
@@ -321,7 +319,7 @@ def test_held_weights_reach_the_rounded_copies_that_a_gpu_computes_with(
     assert found["norm_ratio"] == pytest.approx(1.0, abs=0.02)
 
 
-def test_held_weights_show_a_way_that_errs(
+def test_frozen_weights_reveal_a_path_with_errors(
     curves: Any, track: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gradient that is a hundredth too long changes no loss, and shows to five digits."""
@@ -341,7 +339,7 @@ def test_held_weights_show_a_way_that_errs(
     assert found["norm_ratio_error"] < 1e-5
 
 
-def test_weights_that_move_are_refused(
+def test_weights_that_move_are_rejected(
     curves: Any, track: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = curves.compared_setups(torch.device("cpu"))["plain float32"]
@@ -352,7 +350,7 @@ def test_weights_that_move_are_refused(
         track.run_frozen("plain", plain, 1, {"weight": torch.tensor([1.0, 2.0])})
 
 
-def test_a_run_that_skips_updates_is_refused(
+def test_a_run_that_skips_steps_is_rejected(
     curves: Any, track: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_trainer = curves.build_trainer

@@ -54,7 +54,7 @@ def test_the_plain_esim_has_the_same_outputs(bench: ModuleType) -> None:
         torch.testing.assert_close(part, other, atol=1e-4, rtol=1e-4)
 
 
-def test_slopes_are_exponents(bench: ModuleType) -> None:
+def test_fitted_slopes_are_exponents(bench: ModuleType) -> None:
     sizes = (100, 200, 400)
     assert bench.fit_slope(sizes, [3.0 * n**2 for n in sizes]) == pytest.approx(2.0)
     assert bench.fit_slope(sizes, [0.5 * n for n in sizes]) == pytest.approx(1.0)

@@ -63,7 +63,7 @@ def test_a_toolkit_is_installed_once_after_our_torch(bench, commands, tmp_path, 
     assert toolkits.toolkit_python(name, "2.12.0") != python  # another torch, another environment
 
 
-def test_what_asks_for_an_old_torch_is_installed_without_being_asked(bench, commands):
+def test_toolkit_that_requires_an_old_torch_is_installed_without_dependencies(bench, commands):
     bench("toolkit_environments").toolkit_python("OpenNMT-py", "2.13.0")
     assert commands.all[-1][-2:] == ["--no-deps", "OpenNMT-py==3.5.1"]
 
@@ -84,7 +84,7 @@ def test_a_failed_installation_is_a_line_and_is_tried_again(bench, commands):
     assert toolkits.toolkit_python("eole", "2.13.0").name == "python"
 
 
-def test_a_failure_without_a_reason_says_so(bench, commands):
+def test_a_failure_without_a_reason_reports_it(bench, commands):
     commands.failing = "venv"
     with pytest.raises(
         bench("toolkit_environments").InstallError,
@@ -103,7 +103,7 @@ def job(bench, folder: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_are_told_of_the_same_model(bench, tmp_path, name):
+def test_all_toolkits_train_the_same_model(bench, tmp_path, name):
     settings = bench("toolkit_configs")
     command = settings.TOOLKIT_CONFIGS[name].command(Path("python"), job(bench, tmp_path), name)
     told = json.loads(Path(command[-1]).read_text(encoding="utf-8"))
@@ -229,7 +229,7 @@ def test_sentences_are_written_in_the_order_of_our_batches(bench, corpus, tmp_pa
     assert len((tmp_path / "tokens").read_text().splitlines()) == 295
 
 
-def test_train_cpu_goes_on_after_a_toolkit_that_failed(bench, monkeypatch, capsys):
+def test_train_cpu_continues_after_a_toolkit_that_failed(bench, monkeypatch, capsys):
     module = bench("train_cpu")
     ours = {
         "system": "ours",

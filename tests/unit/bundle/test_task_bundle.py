@@ -45,7 +45,7 @@ def test_a_bundle_loads_with_its_task_and_golden_vectors(bundle):
     assert "manifest_sha256" not in loaded.manifest_fields()
 
 
-def test_another_task_is_refused_with_its_command(bundle):
+def test_another_task_is_rejected_with_its_command(bundle):
     with pytest.raises(BundleError, match="must be a translation model; found a model of task tag"):
         Bundle.load(bundle)
     with pytest.raises(BundleError, match="must be a model of task classify; found"):

@@ -103,7 +103,7 @@ def test_a_bundle_may_have_a_calibration(tmp_path: Path) -> None:
     assert not (tmp_path / "m" / layout.CALIBRATION).exists()
 
 
-def test_the_card_says_what_the_confidence_means(tmp_path: Path) -> None:
+def test_the_card_reports_what_the_confidence_means(tmp_path: Path) -> None:
     text = write_card(Card(), Config(), parameters=1, calibration=CALIBRATION)
     assert "## Confidence" in text
     assert "a sentence chrF of at least 61.5, the median of the validation set" in text
@@ -202,7 +202,7 @@ def test_a_bundle_replaces_another_with_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moves", range(6))
-def test_a_write_that_is_interrupted_leaves_no_bundle_and_says_so(
+def test_a_write_that_is_interrupted_leaves_no_bundle_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
 ) -> None:
     """A crash between any two moves leaves the old bundle, none, or the new one."""
@@ -295,7 +295,7 @@ def test_a_write_that_fails_before_anything_moved_leaves_the_old_bundle(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_permission_is_rejected(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with pytest.raises(PermissionDeniedError, match=re.escape(str(tmp_path))):
         write(tmp_path)
@@ -337,7 +337,7 @@ def test_an_empty_directory_and_one_of_something_else(tmp_path: Path) -> None:
         Bundle.load(tmp_path)
 
 
-def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_reports_how_to_continue(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     with pytest.raises(BundleError, match=r"unfinished training run.*--resume.*dragoman average"):
         Bundle.load(tmp_path)
@@ -429,7 +429,7 @@ def test_golden_vectors_notice_another_tokenizer(tmp_path: Path) -> None:
         check_golden(bundle.model, other, bundle.golden, "golden.json")
 
 
-def test_golden_vectors_are_made_even_when_nobody_gave_inputs(tmp_path: Path) -> None:
+def test_golden_vectors_are_made_without_given_inputs(tmp_path: Path) -> None:
     write(tmp_path)
     golden = json.loads((tmp_path / "golden.json").read_text())
     assert len(golden["cases"]) >= 2
@@ -472,7 +472,7 @@ def test_blank_golden_inputs_are_left_out() -> None:
         ),
     ],
 )
-def test_golden_vectors_of_another_form_are_refused_before_the_model_runs(
+def test_golden_vectors_of_another_form_are_rejected_before_the_model_runs(
     tmp_path: Path, spoil, found: str
 ) -> None:
     write(tmp_path, golden=["ein mann"])
@@ -509,7 +509,7 @@ def test_the_text_of_a_card_may_be_given_whole(tmp_path: Path) -> None:
     assert Bundle.load(tmp_path).card == "# Mine\n"
 
 
-def test_the_card_carries_scores_with_signatures_and_says_what_is_unknown() -> None:
+def test_the_card_carries_scores_with_signatures_and_reports_what_is_unknown() -> None:
     """A score without its signature cannot be compared (fairseq#2593, #637, #3245)."""
     config = Config().replace(data={"src_lang": "no", "tgt_lang": "en"})
     card = Card(
@@ -665,7 +665,7 @@ MATRIX = "decoder.0.cross.key_value.weight"
         (lambda t: t[MATRIX].fill_(0), CorruptError, "log-probability"),
     ],
 )
-def test_bad_int8_weights_are_refused(tmp_path: Path, change, error, found: str) -> None:
+def test_bad_int8_weights_are_rejected(tmp_path: Path, change, error, found: str) -> None:
     write_int8(tmp_path / "m")
     rewrite_weights(tmp_path / "m", change)
     with pytest.raises(error, match=found):
@@ -684,7 +684,7 @@ def test_biases_and_norms_are_not_read_from_int8(tmp_path: Path) -> None:
         _ = Bundle.load(tmp_path / "m").model
 
 
-def test_other_quantizations_are_refused(tmp_path: Path) -> None:
+def test_other_quantizations_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one of float32, int8; found 'int4'; float32 is exact"):
         write(tmp_path / "m", quantization="int4")
     assert not (tmp_path / "m").exists()

@@ -206,7 +206,7 @@ def test_other_configuration_is_not_quarantined(run):
     assert run.steps() == [1]
 
 
-def test_another_corpus_is_refused(tmp_path):
+def test_another_corpus_is_rejected(tmp_path):
     with RunDirectory(tmp_path, data_digest="a" * 64) as run:
         save_checkpoint(run, 1)
     with (
@@ -391,7 +391,7 @@ def rewrite_signed(step: Path, name: str, change: Callable[[dict[str, Any]], Non
         ("divergence", {"mean": {}}),
     ],
 )
-def test_a_state_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_state_of_wrong_types_is_rejected(tmp_path: Path, name: str, value: Any) -> None:
     with RunDirectory(tmp_path / "run") as run:
         save_checkpoint(run, 4)
     step = tmp_path / "run" / "step-00000004"
@@ -415,7 +415,7 @@ def test_a_state_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any
         ("suspect", 1),
     ],
 )
-def test_a_manifest_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_manifest_of_wrong_types_is_rejected(tmp_path: Path, name: str, value: Any) -> None:
     with RunDirectory(tmp_path / "run") as run:
         save_checkpoint(run, 4)
     rewrite_signed(

@@ -28,7 +28,7 @@ def test_lines_come_back_in_order(tmp_path):
     log.close()
 
 
-def test_a_resumed_run_counts_no_update_twice(tmp_path):
+def test_a_resumed_run_counts_no_step_twice(tmp_path):
     """Repeated steps are not logged twice (joeynmt#172 restarts its count)."""
     log = TrainingLog(tmp_path)
     write(log, 1, 2, 3, 4, 5)

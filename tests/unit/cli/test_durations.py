@@ -45,13 +45,13 @@ def test_times_are_read(text: str, seconds: float) -> None:
         "9" * 400 + "d",
     ],
 )
-def test_what_is_no_time_is_told(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="a duration must be a number with its unit") as caught:
         parse_duration(text)
     assert f"found {text!r}" in str(caught.value)
 
 
-def test_a_bare_number_is_asked_back() -> None:
+def test_duration_without_a_unit_suggests_units() -> None:
     with pytest.raises(ConfigError, match="found '30'; did you mean 30s or 30m"):
         parse_duration("30")
 
@@ -69,5 +69,5 @@ def test_a_bare_number_is_asked_back() -> None:
         (11_100, "3 h 05 min"),
     ],
 )
-def test_times_are_said(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -10,7 +10,7 @@ from dragoman.cli import printing
 from dragoman.storage.disk import format_bytes
 
 
-def test_results_and_notes_go_different_ways(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_and_notes_go_to_different_streams(capsys: pytest.CaptureFixture[str]) -> None:
     printing.print_result("a result")
     printing.print_note("a note")
     printing.print_error("a complaint")

@@ -58,12 +58,12 @@ def test_defaults_of_common_settings():
     )
 
 
-def test_an_unknown_setting_is_answered_with_the_nearest():
+def test_unknown_setting_suggests_the_nearest():
     """Other toolkits report 'Extra inputs are not permitted' (eole-nlp/eole#81)."""
     assert refusal("model.widht=256") == "there is no setting model.widht; did you mean width?"
 
 
-def test_a_setting_in_the_wrong_section_is_sent_to_the_right_one():
+def test_setting_in_the_wrong_section_suggests_the_right_one():
     """A key at the wrong level names where it belongs (eole-nlp/eole#126)."""
     assert "did you mean train.learning_rate?" in refusal("model.learning_rate=1")
     assert "did you mean model.width?" in refusal("width.x=1").replace(
@@ -130,7 +130,7 @@ def test_later_sources_win(tmp_path):
     assert (config.recipe, config.model.width, config.train.seed) == ("tiny", 64, 4)
 
 
-def test_a_wrong_recipe_is_answered_with_the_nearest():
+def test_unknown_recipe_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean tiny?"):
         read_config(recipe="tinny")
 
@@ -164,7 +164,7 @@ def test_numbers_as_yaml_writes_them(tmp_path):
         ("model: 7", "found 7"),
     ],
 )
-def test_yaml_that_is_not_plain_settings_is_refused(tmp_path, text, found):
+def test_yaml_that_is_not_plain_settings_is_rejected(tmp_path, text, found):
     with pytest.raises(ConfigError) as caught:
         read_config(file=write(tmp_path, text))
     assert found in str(caught.value)
@@ -213,7 +213,7 @@ def test_an_override_that_is_no_plain_value_is_quoted(value, said):
     assert len(str(caught.value)) < 1000
 
 
-def test_text_with_a_nul_or_half_a_character_is_refused():
+def test_text_with_a_nul_or_half_a_character_is_rejected():
     for value in ("a\0b", "\ud800"):
         with pytest.raises(ConfigError, match=r"data\.src must be text or a list of text; found"):
             from_dict({"data": {"src": value, "tgt": "x"}})
@@ -222,7 +222,7 @@ def test_text_with_a_nul_or_half_a_character_is_refused():
     )
 
 
-def test_a_number_that_no_float_holds_is_refused():
+def test_a_number_that_no_float_holds_is_rejected():
     with pytest.raises(ConfigError, match=r"model.dropout must be a number.*; found 1000"):
         from_dict({"model": {"dropout": 10**400}})
 

@@ -62,7 +62,7 @@ def test_every_new_name_exists() -> None:
 
 
 @pytest.mark.parametrize("old", RENAMED_SETTINGS)
-def test_an_override_by_an_old_name_is_answered_with_the_new_one(old: str) -> None:
+def test_override_by_an_old_name_suggests_the_new_one(old: str) -> None:
     section = old.partition(".")[0]
     expected = f"there is no setting {old}; it is now {section}.{RENAMED_SETTINGS[old]}"
     with pytest.raises(ConfigError) as caught:
@@ -81,9 +81,7 @@ def test_an_override_by_an_old_name_is_answered_with_the_new_one(old: str) -> No
         ("model.encoder=[conv(kernel=3)]", "it is now kernel_size"),
     ],
 )
-def test_old_blocks_options_and_values_are_answered_with_the_new_ones(
-    override: str, said: str
-) -> None:
+def test_old_blocks_options_and_values_suggest_the_new_ones(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(recipe="tiny", overrides=[override])
     assert said in str(caught.value)

@@ -161,7 +161,7 @@ def test_columns_can_be_named(
     assert sides(corpus)[-1] == expected
 
 
-def test_unknown_column_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_unknown_column_suggests_the_nearest(tmp_path: Path) -> None:
     corpus = pairs_file(
         tmp_path, "x.csv", "number,german,english\na,b,c\n", ColumnSelection("germann", "english")
     )
@@ -337,14 +337,14 @@ def test_a_bad_jsonl_line_is_passed_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.gz", "x.xlsx"])
-def test_files_of_unknown_kind_are_refused(tmp_path: Path, name: str) -> None:
+def test_files_of_unknown_kind_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         DataError, match=f"must be .tsv, .csv or .jsonl, .*; found {name}; rename it"
     ):
         TabularCorpus(tmp_path / name)
 
 
-def test_layout_tells_readings_apart(tmp_path: Path) -> None:
+def test_layout_distinguishes_readings(tmp_path: Path) -> None:
     layouts = [
         ParallelFiles(tmp_path / "a", tmp_path / "b").layout(),
         TabularCorpus(tmp_path / "a.tsv").layout(),
@@ -375,7 +375,7 @@ def test_corpora_from_a_configuration() -> None:
     ("part", "flag"),
     [("train", "--src FILE --tgt FILE"), ("valid", "--valid-src FILE --valid-tgt FILE")],
 )
-def test_a_configuration_without_files_says_which_to_give(part: str, flag: str) -> None:
+def test_configuration_without_files_names_the_missing_options(part: str, flag: str) -> None:
     with pytest.raises(ConfigError, match=f"must name files; found none; give {flag}"):
         build_corpus(DataConfig(), part)
 

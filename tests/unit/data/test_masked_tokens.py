@@ -52,7 +52,7 @@ def test_masks_depend_on_the_key_and_on_nothing_else() -> None:
     assert not np.array_equal(first.positions, other.positions)
 
 
-def test_a_masked_token_cannot_be_told_from_another() -> None:
+def test_masked_token_is_indistinguishable_from_another() -> None:
     """At a masked position the input does not depend on the token."""
     tokens = rows(50)
     changed = (tokens - 4 + 1) % (MASK - 4) + 4  # another token everywhere

@@ -104,7 +104,7 @@ def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
         TokenStore.open(tmp_path)
 
 
-def test_a_corpus_that_changes_between_hashing_and_reading_is_refused(
+def test_a_corpus_that_changes_between_hashing_and_reading_is_rejected(
     tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
     corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
@@ -221,7 +221,7 @@ def test_a_store_is_published_once_or_the_error_is_raised(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("sizes", "id_bytes"), [((65_536, 9), 2), ((65_537, 9), 4), ((9, 65_537), 4)]
 )
-def test_ids_have_room_for_the_larger_vocabulary(
+def test_ids_have_space_for_the_larger_vocabulary(
     sizes: tuple[int, int], id_bytes: int, tmp_path: Path
 ) -> None:
     tokenizers: Any = Tokenizers(*(MagicMock(tag_ids={}) for _ in sizes))

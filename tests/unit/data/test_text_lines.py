@@ -278,7 +278,7 @@ def test_the_total_is_capped(tmp_path: Path) -> None:
         everything(path, limits=DecompressionLimits(total_bytes=100_000, window_bytes=65_536))
 
 
-def test_an_xz_header_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
+def test_an_xz_header_that_asks_for_much_memory_is_rejected(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 512 << 20}]
     with lzma.open(tmp_path / "x.xz", "wb", filters=filters) as file:
         file.write(b"a\n")
@@ -286,7 +286,7 @@ def test_an_xz_header_that_asks_for_much_memory_is_refused(tmp_path: Path) -> No
         texts(tmp_path / "x.xz")
 
 
-def test_missing_files_are_answered_with_their_neighbours(tmp_path: Path) -> None:
+def test_missing_files_suggest_similar_names(tmp_path: Path) -> None:
     written(tmp_path / "train.de.xz", b"")
     with pytest.raises(
         DataError,
@@ -297,7 +297,7 @@ def test_missing_files_are_answered_with_their_neighbours(tmp_path: Path) -> Non
         texts(tmp_path / "no" / "such" / "file")
 
 
-def test_directories_and_pipes_are_refused(tmp_path: Path) -> None:
+def test_directories_and_pipes_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="must be a plain file; found a directory"):
         texts(tmp_path)
     os.mkfifo(tmp_path / "pipe")

@@ -46,7 +46,7 @@ def test_the_store_holds_the_corpus(tmp_path: Path, tokenizers: Tokenizers) -> N
     store.verify()
 
 
-def test_pairs_outside_are_refused(tmp_path: Path, tokenizers: Tokenizers) -> None:
+def test_pairs_outside_are_rejected(tmp_path: Path, tokenizers: Tokenizers) -> None:
     store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     for index in (-1, 3):
         with pytest.raises(IndexError, match=f"pairs 0 to 2; found {index}"):

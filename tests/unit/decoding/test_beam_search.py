@@ -111,7 +111,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(max_examples=25, deadline=None)
 @given(sources=st.lists(st.integers(0, 500), min_size=1, max_size=8), data=st.data())
-def test_neighbours_change_nothing(name: str, sources: list[int], data) -> None:
+def test_other_rows_of_the_batch_change_nothing(name: str, sources: list[int], data) -> None:
     """Any composition and order of a batch, the same output (OpenNMT-py#2208, #1909, #318,
     transformers#38778, sockeye#907).
     """
@@ -174,7 +174,7 @@ def test_log_probs_are_the_models_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_row_that_meets_its_limit_is_returned_and_says_so(name: str) -> None:
+def test_row_that_reaches_its_limit_is_returned_and_marked(name: str) -> None:
     model = TableModel(end=-1000.0)
     for limit, hypotheses in zip(
         [1, 3, 5], run(model, [1, 2, 3], STRATEGIES[name], limit=[1, 3, 5]), strict=True
@@ -185,7 +185,7 @@ def test_a_row_that_meets_its_limit_is_returned_and_says_so(name: str) -> None:
         )
 
 
-def test_finished_hypotheses_come_before_those_that_met_the_limit() -> None:
+def test_finished_hypotheses_come_before_those_that_reached_the_limit() -> None:
     model = TableModel(end=-1.0)
     for hypotheses in run(model, list(range(30)), BeamSearch(size=4, nbest=4), limit=3):
         flags = [h.finished for h in hypotheses]
@@ -225,7 +225,7 @@ def test_a_limit_counts_the_prefix_and_is_never_below_it(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_at_least_keeps_the_end_away(name: str) -> None:
+def test_min_length_forbids_eos(name: str) -> None:
     """What a retry of an empty output relies on (OpenNMT-py#2039)."""
     model = TableModel(end=50.0)
     assert all(hs[0].tokens == [] for hs in run(model, [0, 1, 2], STRATEGIES[name]))
@@ -245,7 +245,7 @@ def test_finished_sentences_leave_the_batch() -> None:
     assert model.rows_seen == 5 + 9  # all of them once, then only the unfinished row
 
 
-def test_rows_are_reordered_unless_they_all_stay_in_their_places() -> None:
+def test_rows_are_reordered_unless_the_order_is_unchanged() -> None:
     state = TableState(torch.tensor([7, 8, 9]), torch.tensor([[1], [2], [3]]))
     assert select_rows(state, np.array([0, 1, 2]), 3) is state
     for rows in ([0, 2, 1], [0, 1], [2, 2, 2]):
@@ -316,7 +316,7 @@ def test_nothing_possible_still_gives_a_hypothesis() -> None:
         assert (h.tokens, h.finished) == ([], False)
 
 
-def test_outputs_that_are_not_numbers_are_an_error() -> None:
+def test_nan_logits_raise() -> None:
     model = TableModel()
     model.logits = lambda source, history: [math.nan] * 7
     for strategy in STRATEGIES.values():
@@ -393,12 +393,12 @@ def test_sampling_cuts_to_the_likeliest() -> None:
         (lambda: Sampling(samples=0), "found 0"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(make, found: str) -> None:
+def test_invalid_settings_are_rejected(make, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         make()
 
 
-def test_all_problems_of_sampling_are_told_at_once() -> None:
+def test_all_problems_of_sampling_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         Sampling(temperature=-1, top_k=-1, top_p=2)
     assert len(caught.value.problems) == 3

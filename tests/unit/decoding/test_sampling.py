@@ -57,6 +57,6 @@ def test_a_large_vocabulary_is_sorted_in_part_and_draws_the_same(temperature: fl
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, float("nan")])
-def test_an_impossible_epsilon_is_told(epsilon: float) -> None:
+def test_an_impossible_epsilon_is_reported(epsilon: float) -> None:
     with pytest.raises(ConfigError, match=f"less than 1; found {epsilon}"):
         Sampling(epsilon=epsilon)

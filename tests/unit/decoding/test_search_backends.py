@@ -163,7 +163,7 @@ def test_ties_of_several_parents_go_to_the_lower_token_then_to_the_better_parent
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_limits_are_met_exactly_with_and_without_a_prefix(limit: int) -> None:
+def test_limits_are_reached_exactly_with_and_without_a_prefix(limit: int) -> None:
     for backend in backends():
         found = search(
             HashModel(end=-1000.0),
@@ -201,7 +201,7 @@ def test_finished_sentences_leave_the_batch(sync_every_steps: int) -> None:
     assert model.rows < 10 * 2 * 8 + 2 * 31, "nine of ten sentences must not be computed to the end"
 
 
-def test_empty_places_of_the_beam_leave_the_batch() -> None:
+def test_empty_beam_slots_leave_the_batch() -> None:
     model = HashModel(end=5.0)
     search(model, torch.arange(4), limits=[30] * 4, strategy=BeamSearch(size=4, nbest=4))
     full = 4 * 4 * 31

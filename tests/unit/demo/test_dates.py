@@ -91,7 +91,7 @@ def test_a_seed_decides_everything() -> None:
     )
 
 
-def test_every_language_gets_its_share() -> None:
+def test_every_language_is_sampled_evenly() -> None:
     counts = dict.fromkeys(LOCALES, 0)
     for pair in make_date_splits(train=len(LOCALES) * 50, valid=1, test=1).train:
         counts[pair.locale] += 1
@@ -121,12 +121,12 @@ def test_ordinals(number: int, text: str) -> None:
     assert ordinal(number) == text
 
 
-def test_too_much_held_out_is_told() -> None:
+def test_too_much_held_out_is_reported() -> None:
     with pytest.raises(DataError, match="found 60,000 of 54,787"):
         make_date_splits(valid=30_000, test=30_000)
 
 
-def test_without_babel_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_babel_one_line_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undeclared imports crash a first run (peer comparison: eole, JoeyNMT)."""
     real = builtins.__import__
 

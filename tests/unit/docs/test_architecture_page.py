@@ -14,7 +14,7 @@ ROWS = [row for row in re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", TABLE, re.M) if
 
 
 @pytest.mark.parametrize(("what", "answer"), ROWS)
-def test_the_answer_is_where_the_table_says(what: str, answer: str) -> None:
+def test_files_and_names_of_the_table_exist(what: str, answer: str) -> None:
     spans, folder, text = re.findall(r"`([^`]+)`", answer), ROOT / "dragoman", ""
     assert spans, what
     for span in spans:

@@ -60,7 +60,7 @@ def test_the_table_leads_to_every_section_and_readers_find_the_page() -> None:
         assert (DOCS.parent / file).is_file(), file
 
 
-def test_nobody_needs_more_than_is_imported() -> None:
+def test_examples_use_torch() -> None:
     for block in BLOCKS:
         tree: Any = compile(block, "attention.md", "exec")
         assert "torch" in tree.co_names

@@ -132,7 +132,7 @@ def test_an_engine_whose_outputs_cannot_be_fails(
     assert finding.error == pytest.approx(error, nan_ok=True)
 
 
-def test_an_engine_that_is_not_installed_or_refuses_is_skipped_and_a_damaged_one_fails(
+def test_unavailable_engine_is_skipped_and_damaged_engine_fails(
     parts: Parts,
 ) -> None:
     def missing() -> Engine:
@@ -159,7 +159,7 @@ def test_an_engine_that_is_not_installed_or_refuses_is_skipped_and_a_damaged_one
     assert findings["short"].note == "the engine was exported for 8 positions"
 
 
-def test_where_outputs_part_the_model_says_by_how_much(parts: Parts) -> None:
+def test_first_divergence_has_the_log_probability_gap_of_the_model(parts: Parts) -> None:
     """The gap is the reference's log-probability of its own token minus that of the other."""
     subject = parts.subject()
     ours, source = subject.single_outputs[0], subject.sources[0]

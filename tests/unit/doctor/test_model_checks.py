@@ -48,7 +48,7 @@ def test_a_sound_model_passes_all(parts: Parts) -> None:
     assert {name for name, verdict in verdicts.items() if verdict != "PASS"} == {"exported engines"}
 
 
-def test_attention_to_later_positions_is_noticed(parts: Parts) -> None:
+def test_attention_to_later_positions_is_detected(parts: Parts) -> None:
     whole = parts.model.decode
 
     def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
@@ -63,7 +63,7 @@ def test_attention_to_later_positions_is_noticed(parts: Parts) -> None:
     )
 
 
-def test_padding_of_sources_that_is_read_is_seen(parts: Parts) -> None:
+def test_dependence_on_source_padding_is_detected(parts: Parts) -> None:
     """Masks that are dropped on the way (fairseq#427, pytorch/translate#308)."""
     read = parts.model.encode
     parts.model.encode = lambda src, mask=None: read(src)  # type: ignore[method-assign, assignment]
@@ -75,7 +75,7 @@ def test_padding_of_sources_that_is_read_is_seen(parts: Parts) -> None:
     }
 
 
-def test_padding_of_targets_that_is_read_is_seen(parts: Parts) -> None:
+def test_dependence_on_target_padding_is_detected(parts: Parts) -> None:
     whole = parts.model.decode
 
     def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
@@ -86,7 +86,7 @@ def test_padding_of_targets_that_is_read_is_seen(parts: Parts) -> None:
     assert "target padding" in failed(parts.verdicts())
 
 
-def test_neighbours_that_are_read_are_seen(parts: Parts) -> None:
+def test_dependence_on_the_batch_is_detected(parts: Parts) -> None:
     """A sentence's numbers are its own (OpenNMT-py#2208)."""
     read = parts.model.encode
 
@@ -102,7 +102,7 @@ def test_neighbours_that_are_read_are_seen(parts: Parts) -> None:
     assert verdicts["source padding"] == verdicts["causality"] == "PASS"
 
 
-def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_cache_is_detected(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions off by one after the first step are found (tensor2tensor#917)."""
     placed = parts.model.tgt_entrance.forward
 
@@ -113,7 +113,7 @@ def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
     assert failed(parts.verdicts()) == {"KV cache", "beam scores"}
 
 
-def test_caches_that_stay_behind_when_beams_change_places_are_seen(
+def test_caches_that_are_not_reordered_are_detected(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reorder = DecoderState.reorder
@@ -126,7 +126,7 @@ def test_caches_that_stay_behind_when_beams_change_places_are_seen(
     }  # the engine's own caches do not move
 
 
-def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_beam_is_detected(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     class Second(BeamSearch):
         """Returns the second-best token."""
 
@@ -137,7 +137,7 @@ def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
     assert failed(parts.verdicts()) == {"beam 1 = greedy"}
 
 
-def test_a_native_engine_that_takes_a_wrong_shortcut_is_seen(
+def test_wrong_scores_of_the_native_engine_are_detected(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def generate(self: NativeEngine, request: SearchRequest) -> list[list[Hypothesis]]:
@@ -154,7 +154,7 @@ def test_a_native_engine_that_takes_a_wrong_shortcut_is_seen(
     assert failed(parts.verdicts()) == {"native engine"}
 
 
-def test_a_native_engine_that_is_wrong_without_scores_is_seen(
+def test_native_engine_that_is_wrong_without_scores_is_detected(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = NativeEngine.generate
@@ -196,7 +196,7 @@ def damaged_form(golden: dict[str, Any]) -> None:
         (damaged_form, "found tgt that is not a list"),
     ],
 )
-def test_damaged_golden_vectors_are_seen(
+def test_damaged_golden_vectors_are_detected(
     parts: Parts, damage: Callable[[dict[str, Any]], None], note: str
 ) -> None:
     golden = json.loads(json.dumps(parts.golden))
@@ -211,7 +211,7 @@ def test_damaged_golden_vectors_are_seen(
         assert findings["golden vectors"].error == pytest.approx(0.1, abs=1e-3)
 
 
-def test_weights_that_are_no_numbers_are_counted(parts: Parts) -> None:
+def test_nan_weights_are_counted(parts: Parts) -> None:
     parts.model.get_parameter("decoder.1.cross.query.weight")[3, 4:6] = math.nan
     findings = {finding.name: finding for finding in run_checks(parts.subject())}
     assert (findings["finite weights"].passed, findings["finite weights"].error) == (False, 2)
@@ -221,7 +221,7 @@ def test_weights_that_are_no_numbers_are_counted(parts: Parts) -> None:
     assert "found NaN at output position 1" in findings["batching"].note
 
 
-def test_vocabularies_of_another_size_are_seen(parts: Parts) -> None:
+def test_vocabularies_of_another_size_are_detected(parts: Parts) -> None:
     fewer = train_tokenizers(
         LINES * 3, LINES * 3, parts.config.replace(text={"vocab_size": 290}).text
     )
@@ -233,7 +233,7 @@ def test_vocabularies_of_another_size_are_seen(parts: Parts) -> None:
     assert findings["golden vectors"].verdict == findings["tokenizer round trip"].verdict == "SKIP"
 
 
-def test_a_model_that_cannot_be_built_is_told_once_and_not_tried_again(parts: Parts) -> None:
+def test_a_model_that_cannot_be_built_is_reported_once_and_not_tried_again(parts: Parts) -> None:
     asked = []
 
     def load() -> EncoderDecoder:
@@ -260,7 +260,7 @@ def test_a_model_that_cannot_be_built_is_told_once_and_not_tried_again(parts: Pa
     assert asked == [1]
 
 
-def test_text_that_does_not_come_back_is_seen(
+def test_text_that_does_not_round_trip_is_detected(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -300,7 +300,7 @@ def test_letters_that_the_vocabulary_lacks_are_left_out_of_the_round_trip(parts:
     )
 
 
-def test_a_model_that_few_bits_ruin_fails_there(parts: Parts) -> None:
+def test_model_that_rounding_changes_fails_the_low_precision_checks(parts: Parts) -> None:
     """With huge weights every softmax is nearly one-hot, and rounding changes outputs."""
     for weight in parts.model.parameters():
         if weight.dim() > 1:
@@ -365,7 +365,7 @@ def test_long_sentences_are_cut_to_what_learned_positions_reach(parts: Parts) ->
     assert failed({finding.name: finding.verdict for finding in run_checks(subject)}) == set()
 
 
-def test_a_finding_is_judged_in_one_place() -> None:
+def test_verdict_follows_from_error_and_tolerance() -> None:
     assert CheckResult.from_measurement("it", Measurement(0.5, 0.5)).verdict == "PASS"
     assert CheckResult.from_measurement("it", Measurement(0.6, 0.5)).verdict == "FAIL"
     assert CheckResult.from_measurement("it", Measurement(math.nan, math.inf)).verdict == "FAIL"

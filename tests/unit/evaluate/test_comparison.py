@@ -31,7 +31,7 @@ def test_the_same_output_twice_is_chance() -> None:
     assert found.moved == ()
 
 
-def test_signatures_say_how_it_was_resampled() -> None:
+def test_signatures_contain_the_resampling() -> None:
     found = compare_systems({"bad": BAD, "good": GOOD}, REFERENCES, samples=50)
     assert "bs:50" in found.signatures["BLEU"]
     assert "seed:" in found.signatures["BLEU"]
@@ -39,7 +39,7 @@ def test_signatures_say_how_it_was_resampled() -> None:
 
 
 @pytest.mark.parametrize("by", ["chrf", "bleu"])
-def test_the_largest_change_comes_first(by: str) -> None:
+def test_largest_difference_comes_first(by: str) -> None:
     after = list(BAD)
     after[7] = REFERENCES[7]  # a gain
     after[11] = "x"  # a loss, and the largest change of all

@@ -89,7 +89,7 @@ def test_an_installed_mecab_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_tokenizer("", "ja").warnings == ()
 
 
-def test_an_unknown_tokenizer_is_answered_with_the_nearest() -> None:
+def test_unknown_tokenizer_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="found '13b'; did you mean 13a"):
         score_translations(HYPOTHESES, REFERENCES, tokenize="13b")
 
@@ -108,13 +108,13 @@ def test_a_tokenizer_without_its_package_is_one_sentence(monkeypatch: pytest.Mon
         build_metrics(tokenize="ja-mecab")
 
 
-def test_unequal_counts_are_told_with_both_numbers() -> None:
+def test_unequal_counts_are_reported_with_both_counts() -> None:
     """Line counts that disagree (OpenNMT-py#2488)."""
     with pytest.raises(DataError, match="found 3 and 2"):
         score_translations(HYPOTHESES, REFERENCES[:2])
 
 
-def test_nothing_to_score_is_told() -> None:
+def test_nothing_to_score_is_reported() -> None:
     with pytest.raises(DataError, match="found 0 lines"):
         score_translations([], [])
 
@@ -232,7 +232,7 @@ def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
 
 
 @pytest.mark.parametrize("metric", [bleu_score, score_translations, exact_match])
-def test_unequal_counts_are_told_in_their_order(metric) -> None:
+def test_unequal_counts_are_reported_in_order(metric) -> None:
     with pytest.raises(
         DataError,
         match="translations and references must have the same number of lines; found 3 and 1;",

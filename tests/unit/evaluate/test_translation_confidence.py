@@ -237,14 +237,14 @@ def test_a_map_is_the_same_after_its_file(isotonic: Any) -> None:
         ({"auroc": None}, "auroc None"),
     ],
 )
-def test_a_hostile_map_is_refused(change: dict[str, Any], found: str) -> None:
+def test_a_hostile_map_is_rejected(change: dict[str, Any], found: str) -> None:
     with pytest.raises(BundleError) as caught:
         ConfidenceMap.from_dict(MAP.to_dict() | change, "m/calibration.json")
     assert "m/calibration.json must be a monotone map to a probability" in str(caught.value)
     assert f"found {found}" in str(caught.value)
 
 
-def test_a_map_of_another_format_or_with_a_value_missing_is_refused() -> None:
+def test_a_map_of_another_format_or_with_a_value_missing_is_rejected() -> None:
     with pytest.raises(BundleError, match=r"x must have format 1; found format 2"):
         ConfidenceMap.from_dict(MAP.to_dict() | {"format": 2}, "x")
     values = MAP.to_dict()

@@ -102,7 +102,7 @@ def test_log_probabilities_are_ours_for_every_setting_that_it_can_express(
         ({"value_width": 5}, "values as wide as its keys; found model.value_width=5"),
     ],
 )
-def test_what_it_cannot_express_is_refused_with_the_reason(
+def test_unsupported_models_are_rejected_with_the_reason(
     model: dict[str, Any], found: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -111,7 +111,7 @@ def test_what_it_cannot_express_is_refused_with_the_reason(
     assert "the native engine runs every model" in str(refused.value)
 
 
-def test_quantising_leaves_the_living_model_alone(tmp_path: Path) -> None:
+def test_quantization_does_not_change_the_loaded_model(tmp_path: Path) -> None:
     model, tokenizers, config = made()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_ctranslate2(model, tokenizers, config, tmp_path, quantization="int8")
@@ -233,7 +233,7 @@ def test_a_beam_ranks_by_our_penalty_and_scores_as_the_model_does(
             )
 
 
-def test_what_the_engine_cannot_do_it_says(
+def test_engine_reports_what_it_does_not_support(
     pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
 ) -> None:
     _, engine, _ = pair

@@ -75,7 +75,7 @@ def made(path: Path, *, joint: bool = True, **model: Any) -> Path:
         ),
     ],
 )
-def test_transformers_loads_it_and_says_the_same(
+def test_transformers_loads_it_and_computes_the_same(
     kind: str, model: dict[str, Any], tmp_path: Path
 ) -> None:
     bundle = made(tmp_path / "m", **model)
@@ -130,7 +130,7 @@ def test_its_own_classes_and_a_beam_of_its_own_run_from_the_directory_alone(tmp_
         ({"decoder": ["lstm"]}, "block 0"),
     ],
 )
-def test_what_it_cannot_express_is_refused_with_the_reason(
+def test_unsupported_models_are_rejected_with_the_reason(
     model: dict[str, Any], found: str, tmp_path: Path
 ) -> None:
     bundle = made(tmp_path / "m", **model)
@@ -140,7 +140,7 @@ def test_what_it_cannot_express_is_refused_with_the_reason(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m"], "nothing is left behind"
 
 
-def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_existing_path_is_rejected(tmp_path: Path) -> None:
     bundle = made(tmp_path / "m")
     (tmp_path / "out").write_text("mine")
     with pytest.raises(BundleError, match="found a file at"):
@@ -148,7 +148,7 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_an_export_that_says_something_else_is_not_kept(
+def test_export_with_other_outputs_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = made(tmp_path / "m")

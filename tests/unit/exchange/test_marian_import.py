@@ -148,7 +148,7 @@ TEXTS = [*LINES, ">>eng<< zwei Hunde", "Ärger  mit ﬁ Zeichen", "eine sehr lan
         pytest.param({"tie_word_embeddings": False}, id="an output of its own"),
     ],
 )
-def test_a_marian_directory_becomes_a_bundle_that_says_the_same(
+def test_a_marian_directory_becomes_a_bundle_that_computes_the_same(
     make: Callable[..., Path], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     directory = make(**settings)
@@ -169,9 +169,7 @@ def test_a_marian_directory_becomes_a_bundle_that_says_the_same(
     assert translator.config.data.tgt_lang == "en"
 
 
-def test_our_beginning_is_never_written_and_takes_no_probability(
-    make: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_bos_has_zero_probability(make: Callable[..., Path], tmp_path: Path) -> None:
     bundle = Bundle.load(import_marian(make(), tmp_path / "mine").path)
     src = torch.tensor([[*bundle.tokenizers.src.encode(LINES[0]), 2]])
     log_probs = bundle.model(src, torch.tensor([[1]])).log_softmax(-1)
@@ -179,7 +177,7 @@ def test_our_beginning_is_never_written_and_takes_no_probability(
     assert bundle.tokenizers.src.tokens(range(4)) == list(SPECIAL_TOKENS)
 
 
-def test_an_imported_model_goes_on_to_ctranslate2_and_back(
+def test_imported_model_is_exported_to_ctranslate2_and_hugging_face(
     make: Callable[..., Path], tmp_path: Path
 ) -> None:
     pytest.importorskip("ctranslate2")
@@ -271,7 +269,7 @@ def cut_weights(directory: Path) -> None:
         (cut_weights, CorruptError, r"model\.safetensors"),
     ],
 )
-def test_a_directory_that_is_none_costs_a_line(
+def test_invalid_marian_directory_is_rejected(
     make: Callable[..., Path],
     harm: Callable[[Path], None],
     kind: type[DragomanError],
@@ -285,7 +283,7 @@ def test_a_directory_that_is_none_costs_a_line(
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_place_that_is_taken_is_refused(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_existing_path_is_rejected(make: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(BundleError, match="an empty directory at"):
         import_marian(make(), tmp_path / "mine")
@@ -298,7 +296,9 @@ def test_without_transformers_nothing_is_compared(
     assert import_marian(make(), tmp_path / "mine").parity is None
 
 
-def test_a_foreign_tokenizer_keeps_its_promises(spm: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_imported_tokenizer_satisfies_the_tokenizer_contract(
+    spm: tuple[bytes, bytes], tmp_path: Path
+) -> None:
     tokenizer = ImportedTokenizer(spm[0], [*SPECIAL_TOKENS, *spelt(spm[0])[:-1]])
     assert tokenizer.decode(tokenizer.encode(LINES[3])) == LINES[3]
     assert UNK in tokenizer.encode("Ω")

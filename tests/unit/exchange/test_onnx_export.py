@@ -195,9 +195,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [name for name in FAMILIES if name not in ("both", "widths of their own")]
 )
-def test_other_families_are_exported_or_refused_with_what_was_met(
-    name: str, tmp_path: Path
-) -> None:
+def test_other_families_are_exported_or_rejected_with_the_reason(name: str, tmp_path: Path) -> None:
     """Torch unrolls a recurrent encoder at the length that it is traced with, so its graph holds
     for no other.
     """
@@ -242,7 +240,7 @@ def test_growing_axes_are_found_by_trying_two_sizes() -> None:
     assert [each.size(0) for each in example_state(model, find_state_tensors(model))] == [3, 3, 3]
 
 
-def test_what_cannot_be_traced_is_refused_with_what_was_met(
+def test_untraceable_model_is_rejected_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, config = built()
@@ -258,7 +256,7 @@ def test_what_cannot_be_traced_is_refused_with_what_was_met(
         exchange_onnx.save_onnx(model, config, tmp_path)
 
 
-def test_positions_without_a_cache_are_refused(tmp_path: Path) -> None:
+def test_positions_without_a_cache_are_rejected(tmp_path: Path) -> None:
     model, config = built(
         encoder=["bilstm"], decoder=["lstm(attention=additive)"], positions="sinusoidal"
     )
@@ -266,7 +264,7 @@ def test_positions_without_a_cache_are_refused(tmp_path: Path) -> None:
         exchange_onnx.save_onnx(model, config, tmp_path)
 
 
-def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_existing_path_is_rejected(tmp_path: Path) -> None:
     bundle = made(tmp_path / "m")
     with pytest.raises(BundleError, match="a directory with files at"):
         export_onnx(bundle, bundle)

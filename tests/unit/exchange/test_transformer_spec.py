@@ -10,7 +10,7 @@ from dragoman.exchange.transformer_spec import read_transformer_spec, require_tw
 
 
 @pytest.mark.parametrize("check", [read_transformer_spec, require_two_stacks])
-def test_a_prefix_lm_is_refused_by_name(check) -> None:
+def test_a_prefix_lm_is_rejected_by_name(check) -> None:
     model, _, _ = made(architecture="prefix_lm", encoder=(), decoder=("transformer*2",))
     with pytest.raises(ConfigError, match=r"encoder and a decoder; found .*prefix_lm"):
         check(model, "CTranslate2")

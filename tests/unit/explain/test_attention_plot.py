@@ -222,6 +222,6 @@ def test_undrawable_characters_are_named_once(
 @pytest.mark.parametrize(
     "draw", [save_attention_map, lambda path, values, **labels: render_attention(values, **labels)]
 )
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path, draw) -> None:
+def test_labels_that_do_not_fit_are_rejected(tmp_path: Path, draw) -> None:
     with pytest.raises(DataError, match=r"found shape \(3, 3\) for 4 target and 3 source tokens"):
         draw(tmp_path / "map.png", weights(3, 3), src_tokens=INPUT, tgt_tokens=OUTPUT)

@@ -338,7 +338,7 @@ def test_models_that_choose_positions_are_named() -> None:
     assert attribution_note(tiny_pair(hashed)).startswith("LSHAttention chooses")
 
 
-def test_what_cannot_be_attributed_is_said() -> None:
+def test_unsupported_attribution_methods_are_rejected() -> None:
     forced = tiny_pair(tiny_model("lstm", "lstm"))
     with pytest.raises(
         DataError, match="value zeroing needs a model with attention; found a model without any"

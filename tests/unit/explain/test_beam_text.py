@@ -68,7 +68,7 @@ NODES = [
 ]
 
 
-def test_every_candidate_stands_below_what_it_could_have_replaced() -> None:
+def test_every_candidate_is_listed_below_its_alternative() -> None:
     shown = render_beam(build(NODES, leaves=(5,))).plain.splitlines()
     assert shown == [
         "beam of 2, 2 steps, 8 candidates recorded; score: summed log-probability, where",
@@ -105,7 +105,7 @@ def test_what_is_left_out_is_counted() -> None:
     assert "more dropped" not in render_beam(build(nodes, leaves=(2,)), alternatives=6).plain
 
 
-def test_an_explanation_without_a_beam_says_why() -> None:
+def test_an_explanation_without_a_beam_reports_why() -> None:
     with pytest.raises(DataError, match="found Sampling has no beam"):
         render_beam(build(NODES, leaves=(5,), missing="Sampling has no beam"))
 

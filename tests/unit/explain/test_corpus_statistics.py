@@ -200,7 +200,7 @@ def evaluate(task, model, store) -> dict[str, float]:
         )
 
 
-def test_labels_are_calibrated_as_the_evaluation_says() -> None:
+def test_calibration_of_labels_equals_the_evaluation() -> None:
     records = classify_kit.make_records(60, seed=0)
     task = classify_kit.fit_task(read_config(recipe="zhou2016", scale=mini), records)
     torch.manual_seed(0)
@@ -215,7 +215,7 @@ def test_labels_are_calibrated_as_the_evaluation_says() -> None:
     assert measure_text(task, model, store) is None
 
 
-def test_tags_are_as_accurate_as_the_evaluation_says() -> None:
+def test_tag_accuracy_equals_the_evaluation() -> None:
     records = tagging_kit.make_records(40)
     task = tagging_kit.make_task(records)
     torch.manual_seed(0)

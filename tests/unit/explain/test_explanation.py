@@ -38,7 +38,7 @@ def model():
     return build_model(config, src_vocab_size=30, tgt_vocab_size=30).eval()
 
 
-def test_watching_changes_nothing_and_sees_every_head(model) -> None:
+def test_recording_changes_nothing_and_captures_every_head(model) -> None:
     """Recording gives the outputs of fused attention (OpenNMT-py#2490, transformers#31990)."""
     seen = record_attention(model, [5, 6, 7], [8, 9])
     with torch.no_grad():

@@ -49,7 +49,7 @@ def test_capture_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_padding_order_and_neighbours_change_nothing(name: str) -> None:
+def test_padding_order_and_other_rows_change_nothing(name: str) -> None:
     """I8 (tensor2tensor#526)."""
     model = explained_translator(name).model
     alone = [capture_pair(model, *pair) for pair in zip(SOURCES, TARGETS, strict=True)]

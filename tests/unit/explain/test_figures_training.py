@@ -111,7 +111,7 @@ def test_nothing_is_drawn_from_nothing(tmp_path) -> None:
     assert not (tmp_path / "curves.png").exists()
 
 
-def test_tensorboard_gets_the_same_figures(tmp_path) -> None:
+def test_tensorboard_gets_the_same_values(tmp_path) -> None:
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
@@ -131,7 +131,7 @@ def test_tensorboard_gets_the_same_figures(tmp_path) -> None:
     assert found.Scalars("valid/bleu")[0].value == 30.0
 
 
-def test_a_missing_tensorboard_is_said_with_what_to_do(tmp_path, monkeypatch) -> None:
+def test_a_missing_tensorboard_is_reported_with_what_to_do(tmp_path, monkeypatch) -> None:
     real = builtins.__import__
 
     def without(name, *rest, **options):
@@ -163,7 +163,7 @@ def test_many_equal_models_average_to_themselves() -> None:
     assert weights["a"].dtype == torch.float32
 
 
-def test_models_that_differ_are_refused_by_name() -> None:
+def test_models_that_differ_are_rejected_by_name() -> None:
     with pytest.raises(DataError, match=r"found a with \(2,\) and \(3,\)"):
         average_weights([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}])
     with pytest.raises(DataError, match=r"found b with no shape and \(1,\)"):

@@ -171,7 +171,7 @@ def test_long_inputs_fit(budget: int) -> None:
         assert name not in values["tensors"]
 
 
-def test_a_budget_that_is_too_small_is_refused() -> None:
+def test_a_budget_that_is_too_small_is_rejected() -> None:
     with pytest.raises(DataError, match=r"must be at least [\d,]+ bytes; found 2,000; raise it"):
         explanation(30).to_dict(2_000)
 

@@ -75,7 +75,7 @@ def test_encoding_what_was_decoded_changes_nothing(shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize(
     "change", [{"data": "?"}, {"data": "AAAA"}, {"shape": [9]}, {"dtype": "f64"}]
 )
-def test_damaged_tensors_are_refused(change: dict[str, object]) -> None:
+def test_damaged_tensors_are_rejected(change: dict[str, object]) -> None:
     entry = encode_tensor(np.eye(2)) | change
     with pytest.raises(DataError, match="base64 of its dtype and shape; found"):
         decode_tensor(entry)

@@ -196,7 +196,7 @@ def build(**changes):
 
 
 @pytest.mark.parametrize("kind", sorted(POSITIONS))
-def test_every_kind_is_drawn_or_said_to_be_missing(tmp_path, kind: str) -> None:
+def test_every_kind_is_drawn_or_reported_to_be_missing(tmp_path, kind: str) -> None:
     model = build(positions=kind)
     parts = find_positions(model, positions=8)
     if not parts:

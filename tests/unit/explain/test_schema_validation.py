@@ -111,7 +111,7 @@ def test_what_is_wrong_is_named(problem: str, path: list[Any], value: Any) -> No
             Explanation.from_dict(values)
 
 
-def test_what_is_not_finite_is_refused() -> None:
+def test_nonfinite_values_are_rejected() -> None:
     values = whole()
     values["steps"][0]["logprob"] = float("nan")
     assert find_problems(values)[0].startswith("$.steps[0].logprob: must be finite; found nan")
@@ -137,7 +137,7 @@ def test_unknown_keywords_are_an_error() -> None:
         ('{"format": "dragoman.explanation", "version": 7}', "must have version 1; found 7"),
     ],
 )
-def test_other_files_are_refused(text: str, problem: str) -> None:
+def test_other_files_are_rejected(text: str, problem: str) -> None:
     with pytest.raises(DataError) as error:
         Explanation.from_json(text)
     assert problem in str(error.value)
@@ -241,7 +241,7 @@ def flatten(entry: Values) -> None:
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_one_line_says_what_does_not_fit(name: str) -> None:
+def test_one_line_reports_what_does_not_fit(name: str) -> None:
     change, sentence = MISFITS[name]
     values = json.loads(written())
     change(values)

@@ -10,7 +10,7 @@ from dragoman.explain import teacher_forcing
 from dragoman.explain.teacher_forcing import attention_parts
 
 
-def test_both_ways_of_batching_the_backward_passes_agree() -> None:
+def test_both_batchings_of_the_backward_passes_agree() -> None:
     forced = tiny_pair(tiny_model().double(), tgt=7)
     embedded = forced.embed_source(), forced.embed_target()
     heads = {path: part.heads for path, part in attention_parts(forced.model).items()}

@@ -41,7 +41,7 @@ def test_the_terminal_picture_has_a_row_a_token_and_fits_the_window() -> None:
     assert sum(line.startswith("t │") for line in drawn) == 5 * 3  # sixty columns in three bands
 
 
-def test_the_terminal_picture_darkens_where_the_model_looked() -> None:
+def test_terminal_map_darkens_with_the_attention_weights() -> None:
     text = render_attention(
         np.eye(3, dtype=np.float32), src_tokens=["a", "▁b", "年"], tgt_tokens=["x", "yy", "</s>"]
     ).plain
@@ -149,7 +149,7 @@ def test_it_fits_the_window(width: int, tokens: list[str]) -> None:
     assert max(cell_len(line) for line in drawn) <= width
 
 
-def test_what_is_missing_is_said_once_each() -> None:
+def test_what_is_missing_is_reported_once_each() -> None:
     missing = {"head": "no attention here", "heads": "no attention here", "beam": "no beam here"}
     found = make_explanation(sites=[], attribution=[], missing=missing)
     text = render_report(found).plain

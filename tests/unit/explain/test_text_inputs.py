@@ -148,7 +148,7 @@ def test_unknown_tokens_are_an_occlusion(tagger: Subject) -> None:
     np.testing.assert_allclose(arrays[made.source][:, 2], expected, atol=1e-5)
 
 
-def test_a_pair_has_co_attention_both_ways(pairs: Subject) -> None:
+def test_a_pair_has_co_attention_in_both_directions(pairs: Subject) -> None:
     found, words = (
         pairs.predictor.explain(pairs.example),
         pairs.predictor.explain_words(pairs.example),

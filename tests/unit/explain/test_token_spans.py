@@ -62,7 +62,7 @@ def test_spans_tile_the_source_and_the_output(name: str, algorithm: str) -> None
             assert decoded.text[start:end].strip() == token.text.strip()
 
 
-def test_unknown_tokens_get_the_text_between_their_neighbours() -> None:
+def test_unknown_tokens_get_the_text_between_adjacent_tokens() -> None:
     own = tokenizer("unigram", byte_fallback=False)
     text = "the 今天 house"
     found = tokenize_text(own, text, [*own.encode(text), EOS])

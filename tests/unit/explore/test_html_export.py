@@ -119,7 +119,7 @@ def test_joined_modules_have_no_imports_or_exports():
         ("const a = `x\n  y`;\n", "const a = `x"),
     ],
 )
-def test_a_module_that_cannot_be_joined_is_refused(text, found):
+def test_a_module_that_cannot_be_joined_is_rejected(text, found):
     with pytest.raises(ValueError, match=r"^m\.js: ") as caught:
         read_module("m.js", text)
     assert found in str(caught.value)
@@ -157,7 +157,7 @@ def test_imports_must_exist(tmp_path):
         read_modules(tmp_path)
 
 
-def test_cycles_are_refused(tmp_path):
+def test_cycles_are_rejected(tmp_path):
     write_modules(
         tmp_path,
         a="import { b } from './b.js';\nexport const a = 1;\n",
@@ -187,7 +187,7 @@ def test_island_cannot_leave_its_element():
     assert read_island(f"<p>before</p>{island}<p>after</p>") == explanation
 
 
-def test_page_without_an_island_is_refused():
+def test_page_without_an_island_is_rejected():
     with pytest.raises(ValueError, match="dragoman explore --html"):
         read_island("<html></html>")
 
@@ -249,7 +249,7 @@ def test_same_explanation_gives_the_same_file(tmp_path):
     assert export_html(small_explanation(), title="t") == page
 
 
-def test_numbers_that_json_cannot_hold_are_refused():
+def test_numbers_that_json_cannot_hold_are_rejected():
     with pytest.raises(ValueError, match="JSON compliant"):
         encode_island(small_explanation(score={"sum": float("nan")}))
 

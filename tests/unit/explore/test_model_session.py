@@ -133,7 +133,7 @@ def test_a_task_has_its_own_options(session: ExplorerSession) -> None:
             session.explain(dataclasses.replace(request, **{name: value}))
 
 
-def test_a_text_of_many_tokens_is_refused(session: ExplorerSession) -> None:
+def test_a_text_of_many_tokens_is_rejected(session: ExplorerSession) -> None:
     session.predictor.encode = lambda inputs: [each.split() for each in inputs]
     session.predictor.length = len
     session.explain(ExplainRequest(text="a " * 512))

@@ -90,7 +90,7 @@ def test_other_threads_may_use_the_model(worker: ModelWorker, model: Layers) -> 
         future.result(10)
 
 
-def test_few_wait(worker: ModelWorker) -> None:
+def test_queue_length_is_limited(worker: ModelWorker) -> None:
     gate = threading.Event()
     waiting = [worker.submit(lambda: gate.wait(10), Cancellation()) for _ in range(3)]
     with pytest.raises(RequestError, match="Too many requests") as found:

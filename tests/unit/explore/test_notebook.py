@@ -38,7 +38,7 @@ def test_the_package_is_the_function() -> None:
         ((3, "a"), "found int; pass dragoman.load"),
     ],
 )
-def test_mistakes_are_one_line(arguments: tuple, words: str) -> None:
+def test_invalid_arguments_are_one_line(arguments: tuple, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         explore(*arguments)
 

@@ -83,7 +83,7 @@ def test_a_sentence_cannot_be_long_or_carry_control_characters() -> None:
     "body",
     [b"", b"{", b"[" * 100_000, b"\xff", b'{"text": NaN}', b"-Infinity", b"9" * 5000, b"'a'"],
 )
-def test_what_is_not_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_rejected(body: bytes) -> None:
     assert "must be JSON in UTF-8" in refusal(checks.read_json, body).sentence
 
 
@@ -113,7 +113,7 @@ def test_a_branch_has_a_step_and_a_token(body: dict, words: str) -> None:
     assert words in refusal(checks.read_branch_request, body, num_steps=5).sentence
 
 
-def test_a_branch_of_nothing_is_refused() -> None:
+def test_branch_of_an_output_without_steps_is_rejected() -> None:
     body = {"step": 0, "token": 4}
     assert "no decoding step" in refusal(checks.read_branch_request, body, num_steps=0).sentence
     assert checks.read_branch_request(body, num_steps=1) == (0, 4)

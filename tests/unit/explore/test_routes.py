@@ -165,7 +165,7 @@ def test_names_of_this_machine_are_accepted(client: TestClient, host: str) -> No
         "\xff:8023",
     ],
 )
-def test_other_names_are_refused(client: TestClient, host: str) -> None:
+def test_other_names_are_rejected(client: TestClient, host: str) -> None:
     for method, path in (("GET", "/explore/"), ("POST", f"{API}/explain")):
         answer = client.request(method, path, headers={"Host": host.encode("latin-1")})
         check_error(answer, 403, "Host must be this server's address")
@@ -263,7 +263,7 @@ def test_unknown_explanations_are_not_found(client: TestClient) -> None:
         check_error(client.get(f"{API}/e/{digest}/tensor/x0.w"), 404)
 
 
-def test_a_branch_keeps_what_stands_before_it(client: TestClient, predictor: StubPredictor) -> None:
+def test_a_branch_keeps_what_is_before_it(client: TestClient, predictor: StubPredictor) -> None:
     found = explain(client, beam=2)
     answer = client.post(f"{API}/e/{found['digest']}/branch", json={"step": 2, "token": 99})
     assert answer.status_code == 200, answer.text
@@ -327,7 +327,7 @@ def test_a_region_is_exact(client: TestClient, session: ExplorerSession) -> None
         ("..%2f..%2fsecret", 404, ""),
     ],
 )
-def test_a_bad_region_is_refused(client: TestClient, query: str, status: int, words: str) -> None:
+def test_a_bad_region_is_rejected(client: TestClient, query: str, status: int, words: str) -> None:
     digest = explain(client)["digest"]
     check_error(client.get(f"{API}/e/{digest}/tensor/{query}"), status, words)
 
@@ -359,7 +359,7 @@ def test_a_body_is_bounded_by_its_length_and_by_what_arrives(client: TestClient)
 
 
 @pytest.mark.parametrize("headers", [{"Content-Encoding": "gzip"}, {"Content-Encoding": "br"}])
-def test_a_compressed_body_is_refused(client: TestClient, headers: dict) -> None:
+def test_a_compressed_body_is_rejected(client: TestClient, headers: dict) -> None:
     check_error(
         client.post(f"{API}/explain", json={"text": "a"}, headers=headers), 400, "compressed"
     )
@@ -368,13 +368,13 @@ def test_a_compressed_body_is_refused(client: TestClient, headers: dict) -> None
 @pytest.mark.parametrize(
     "body", [b"{", b"\xff\xfe", b"[1]", b'{"text": NaN}', b"[" * 90_000, b"nul"]
 )
-def test_bad_json_is_refused(client: TestClient, body: bytes) -> None:
+def test_bad_json_is_rejected(client: TestClient, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     check_error(client.post(f"{API}/explain", content=body, headers=headers), 400, "must be")
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "GET"])
-def test_other_methods_are_refused(client: TestClient, method: str) -> None:
+def test_other_methods_are_rejected(client: TestClient, method: str) -> None:
     check_error(client.request(method, f"{API}/explain"), 405)
 
 

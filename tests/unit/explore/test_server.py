@@ -96,7 +96,7 @@ def test_an_address_is_printed_for_people() -> None:
             assert page_url(bound) == f"{shown}{bound.getsockname()[1]}/explore/"
 
 
-def test_a_port_in_use_is_refused_in_one_line() -> None:
+def test_a_port_in_use_is_rejected_in_one_line() -> None:
     with bind("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
         with pytest.raises(ConfigError, match=f"found {port} in use on 127.0.0.1; choose another"):
@@ -104,7 +104,7 @@ def test_a_port_in_use_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.7"])
-def test_an_address_of_another_machine_is_refused(host: str) -> None:
+def test_an_address_of_another_machine_is_rejected(host: str) -> None:
     with pytest.raises(ConfigError, match="--host must be an address of this machine"):
         bind(host, 0)
 
@@ -149,7 +149,7 @@ def test_long_headers_are_disconnected(running: RunningServer) -> None:
     assert b"200 OK" not in read_to_end(connection)
 
 
-def test_a_body_that_trickles_is_refused(running: RunningServer) -> None:
+def test_a_body_that_trickles_is_rejected(running: RunningServer) -> None:
     connection = running.connect()
     connection.sendall(request_head(running, f"{API}/explain", 50) + b'{"te')
     answer = read_to_end(connection)
@@ -186,7 +186,7 @@ def test_what_is_not_http_is_disconnected(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_client_that_leaves_frees_its_place(running: RunningServer) -> None:
+def test_client_that_leaves_frees_its_queue_slot(running: RunningServer) -> None:
     running.predictor.gate.clear()
     body = json.dumps({"text": "left"}).encode()
     pending = running.session.worker._pending

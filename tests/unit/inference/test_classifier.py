@@ -37,7 +37,7 @@ def test_load_returns_a_classifier_that_has_learned(han):
 
 
 @pytest.mark.parametrize("name", ["han", "flat"])
-def test_batches_change_nothing(name, request):
+def test_batching_does_not_change_results(name, request):
     predictor = request.getfixturevalue(name)
     texts = [each.text("text") for each in reviews(40, seed=6)]
     together = predictor.predict(texts)
@@ -149,7 +149,7 @@ def test_several_labels_with_thresholds_and_attention_by_label(tmp_path):
         predictor.explain_words("The film is great.", label="nice")
 
 
-def test_a_text_that_was_cut_says_so(han):
+def test_truncated_text_has_a_note(han):
     longest = han.config.data.max_length
     word = "film "
     [exact, cut] = han.predict([word * longest, word * (longest + 1)])

@@ -129,7 +129,7 @@ def test_every_recipe_decodes_under_constraints(name: str) -> None:
     check(translator, (*COUPLET, Forbid(["月"])), beam=2, batch_size=4)
 
 
-def test_batches_change_nothing(translator: Translator) -> None:
+def test_batching_does_not_change_results(translator: Translator) -> None:
     for options in OPTIONS[:5]:
         together = translator.translate(LINES, constraints=COUPLET, **options)
         apart = translator.translate(LINES, constraints=COUPLET, batch_size=3, **options)
@@ -161,7 +161,7 @@ def test_a_prefix_and_constraints_agree_or_are_an_error(translator: Translator) 
         translator.translate([line], constraints=rules, prefix="好")
 
 
-def test_a_line_that_nothing_answers_is_named(translator: Translator) -> None:
+def test_line_without_a_possible_output_is_named(translator: Translator) -> None:
     rules = (EqualLength(), Require(["春风又绿"]))
     with pytest.raises(ConstraintError) as caught:
         translator.translate(["明月何时照我还", "云开"], constraints=rules)

@@ -91,7 +91,9 @@ def test_a_branch_must_leave_at_a_step_of_the_target(
         translator.branch(explanation, step, 300)
 
 
-def test_a_token_that_is_none_is_refused(translator: Translator, explanation: Explanation) -> None:
+def test_special_token_cannot_start_a_branch(
+    translator: Translator, explanation: Explanation
+) -> None:
     with pytest.raises(DataError, match="found 1"):
         translator.branch(explanation, 0, BOS)
 

@@ -99,7 +99,7 @@ def test_batches_go_to_several_threads_and_lines_come_back_in_order(
     assert all(rows == 1 or rows * longest <= echo.batch_tokens for rows, longest in sizes)
 
 
-def test_scores_are_asked_for_where_somebody_sees_them(
+def test_scores_are_requested_only_where_they_are_returned(
     native: NativeEngine, tokenizers: Tokenizers, config: Config
 ) -> None:
     echo = Echo()
@@ -109,7 +109,7 @@ def test_scores_are_asked_for_where_somebody_sees_them(
     assert [request.return_scores for request in echo.asked] == [False, True]
 
 
-def test_what_an_engine_cannot_do_the_native_one_does_and_that_is_said_once(
+def test_unsupported_options_fall_back_to_the_native_engine_and_are_reported_once(
     native: NativeEngine, tokenizers: Tokenizers, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     echo = Echo()
@@ -167,9 +167,7 @@ def test_longest_counts_prefixes_sources_and_an_end() -> None:
 
 
 @pytest.mark.parametrize(("workers", "run_ahead"), [(1, False), (1, True), (4, False)])
-def test_spread_keeps_order_and_hands_on_errors_in_their_place(
-    workers: int, run_ahead: bool
-) -> None:
+def test_spread_keeps_the_order_of_results_and_errors(workers: int, run_ahead: bool) -> None:
     def work(item: int) -> int:
         time.sleep(0.002 * (item % 3))
         if item == 6:
@@ -182,7 +180,7 @@ def test_spread_keeps_order_and_hands_on_errors_in_their_place(
         next(results)
 
 
-def test_one_worker_that_goes_ahead_has_begun_the_next_before_the_last_is_taken() -> None:
+def test_one_worker_starts_the_next_item_before_the_last_is_consumed() -> None:
     second = threading.Event()
     results = map_in_threads(
         lambda item: second.set() if item else None, range(3), 1, run_ahead=True
@@ -192,7 +190,7 @@ def test_one_worker_that_goes_ahead_has_begun_the_next_before_the_last_is_taken(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_spread_answers_what_came_before_its_items_failed(workers: int) -> None:
+def test_spread_returns_results_before_a_failing_item(workers: int) -> None:
     """A line that is no text must not swallow the translations of those before it."""
 
     def items() -> Iterator[int]:
@@ -211,7 +209,7 @@ def test_one_item_needs_no_thread() -> None:
     ]
 
 
-def test_spread_does_not_run_ahead_of_whoever_listens() -> None:
+def test_spread_does_not_run_ahead_of_its_consumer() -> None:
     begun = []
     results = map_in_threads(lambda item: begun.append(item), range(100), 2)
     next(results)
@@ -227,7 +225,7 @@ def test_spread_does_not_run_ahead_of_whoever_listens() -> None:
         (-11, b"a warning\n", "a crash with SIGSEGV"),
     ],
 )
-def test_a_failed_trial_says_how_it_ended(
+def test_a_failed_trial_reports_how_it_ended(
     code: int, stderr: bytes, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess([], code, b"", stderr)

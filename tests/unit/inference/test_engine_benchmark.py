@@ -86,9 +86,7 @@ def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{broken", "\xff"])
-def test_a_memory_that_is_damaged_is_measured_again(
-    path: Path, tmp_path: Path, content: str
-) -> None:
+def test_damaged_cache_entry_is_measured_again(path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "engines.json").write_bytes(content.encode("latin-1"))
     choice = select_fastest_engine(
         {"one": Sleeper("one", 0.0)}, Bundle.load(path), GreedySearch(), cache=tmp_path
@@ -98,7 +96,7 @@ def test_a_memory_that_is_damaged_is_measured_again(
     assert json.loads((tmp_path / "engines.json").read_text("utf-8"))
 
 
-def test_a_place_that_cannot_be_written_costs_nothing_but_time(path: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_costs_only_time(path: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", "utf-8")
     choice = select_fastest_engine(
         {"one": Sleeper("one", 0.0)},
@@ -138,7 +136,7 @@ def test_auto_takes_and_names_the_quickest(
     assert "exported (1 x " in said
 
 
-def test_described_says_how_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_description_states_how_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert describe_engine(NativeEngine(lambda: None, workers=4)) == "native (4 x 1 thread)"  # type: ignore[arg-type,return-value]
     assert (

@@ -46,7 +46,7 @@ def bundle(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_engine_in_the_bundle_is_found_and_says_the_same(bundle: Path) -> None:
+def test_an_engine_in_the_bundle_is_found_and_computes_the_same(bundle: Path) -> None:
     before = Translator.load(bundle).translate(LINES)
     exported = export_ctranslate2(bundle, quantization="float32")
     assert exported.path == bundle / "engines" / "ctranslate2-float32"
@@ -157,7 +157,7 @@ def test_int8_is_used_only_where_it_is_asked_for(
     assert choose_engine(Bundle.load(bundle), "auto", torch.device("cuda")) is None
 
 
-def test_an_engine_that_nobody_named_leaves_beams_to_the_native_one(
+def test_automatic_engine_leaves_beam_search_to_the_native_one(
     bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = Translator.load(bundle).translate(LINES, beam=3)
@@ -208,7 +208,7 @@ def without_heads(folder: Path) -> None:
     resign(folder)
 
 
-def test_an_engine_of_a_stranger_is_not_opened_unless_named(
+def test_engine_from_another_machine_is_not_loaded_unless_named(
     bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_heads(stranger)
@@ -238,7 +238,7 @@ def test_an_engine_of_a_stranger_is_not_opened_unless_named(
     assert not trusted_engines.is_trusted(engine_digest(stranger))
 
 
-def test_an_engine_of_a_stranger_is_tried_in_a_child_once(
+def test_engine_from_another_machine_is_tried_once_in_a_child_process(
     bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="dragoman"):
@@ -261,7 +261,7 @@ def test_a_trial_that_hangs_is_ended(
         Translator.load(bundle, engine="ctranslate2")
 
 
-def test_a_record_of_trust_is_a_file_of_our_own(
+def test_trust_record_is_a_regular_file_named_by_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trusted_engines, "trust_directory", lambda: tmp_path)
@@ -286,7 +286,9 @@ def test_an_engine_is_used_by_name_where_no_record_can_be_written(
     assert "could not be recorded as trusted" in caplog.text
 
 
-def test_an_engine_that_is_not_there_is_told_with_the_command_that_makes_it(bundle: Path) -> None:
+def test_an_engine_that_is_not_there_is_reported_with_the_command_that_makes_it(
+    bundle: Path,
+) -> None:
     with pytest.raises(
         ConfigError, match=r"found none; make it: dragoman export .*my-model --to ctranslate2"
     ):
@@ -337,7 +339,7 @@ def make_another(folder: Path) -> None:
         (make_another, "one made from other weights"),
     ],
 )
-def test_a_damaged_engine_costs_a_line_and_the_native_one_translates(
+def test_damaged_engine_warns_once_and_falls_back_to_the_native_one(
     harm: Callable[[Path], None], said: str, bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = export_ctranslate2(bundle, quantization="float32").path
@@ -383,7 +385,7 @@ def test_an_engine_may_list_no_other_files(bundle: Path) -> None:
         open_engine(Bundle.load(bundle), "ctranslate2-float32")
 
 
-def test_an_engine_that_is_not_installed_costs_a_line(bundle: Path, tmp_path: Path) -> None:
+def test_missing_engine_package_is_one_warning(bundle: Path, tmp_path: Path) -> None:
     export_ctranslate2(bundle, quantization="float32")
     code = "import sys, importlib.util as u; real = u.find_spec\n"
     code += (
@@ -505,7 +507,9 @@ def test_bleu_is_compared_where_there_are_references(bundle: Path) -> None:
         ("ctranslate2-float32", "onnx-float32", True),
     ],
 )
-def test_a_fallback_says_whether_results_differ(asked: str, used: str | None, exact: bool) -> None:
+def test_a_fallback_reports_whether_results_differ(
+    asked: str, used: str | None, exact: bool
+) -> None:
     engine = None if used is None else SimpleNamespace(name=used)
     message = engine_selection._fallback_message(asked, engine)
     assert message.startswith(used or "the native engine")

@@ -87,7 +87,7 @@ def test_the_same_model_twice_changes_nothing(paths: list[Path]) -> None:
         {"mbr": "chrf", "samples": 4},
     ],
 )
-def test_neighbours_in_the_batch_change_nothing(
+def test_other_rows_in_the_batch_change_nothing(
     ensemble: Translator, options: dict[str, Any]
 ) -> None:
     one = list(ensemble.stream(LINES, batch_size=1, **options))
@@ -140,7 +140,7 @@ def test_a_copy_on_the_cpu_translates_the_same(ensemble: Translator) -> None:
     assert texts(other, beam=2) == texts(ensemble, beam=2)
 
 
-def test_what_needs_one_model_is_refused(ensemble: Translator) -> None:
+def test_options_that_need_one_model_are_rejected(ensemble: Translator) -> None:
     for call in (
         lambda: ensemble.explain("Ein Mann"),
         lambda: ensemble.score(["Ein Mann"], ["A man"]),
@@ -150,7 +150,7 @@ def test_what_needs_one_model_is_refused(ensemble: Translator) -> None:
             call()
 
 
-def test_other_vocabularies_are_refused_by_name(paths: list[Path], tmp_path: Path) -> None:
+def test_other_vocabularies_are_rejected_by_name(paths: list[Path], tmp_path: Path) -> None:
     smaller = CONFIG.replace(text={"vocab_size": 300})
     path = write_other(tmp_path / "c", train_tokenizers(TEXT, TEXT, smaller.text), smaller)
     with pytest.raises(BundleError) as error:
@@ -160,7 +160,7 @@ def test_other_vocabularies_are_refused_by_name(paths: list[Path], tmp_path: Pat
     assert str(path) in str(error.value)
 
 
-def test_other_languages_are_refused_by_name(tokenizers: Tokenizers, tmp_path: Path) -> None:
+def test_other_languages_are_rejected_by_name(tokenizers: Tokenizers, tmp_path: Path) -> None:
     paths = [
         write_other(
             tmp_path / source,
@@ -180,7 +180,7 @@ def test_other_languages_are_refused_by_name(tokenizers: Tokenizers, tmp_path: P
         ({"shortlist": ("a", "b")}, "found a shortlist"),
     ],
 )
-def test_engines_and_shortlists_are_refused(
+def test_engines_and_shortlists_are_rejected(
     paths: list[Path], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -192,7 +192,7 @@ def test_no_model_is_no_ensemble() -> None:
         Translator.load([])
 
 
-def test_half_precision_on_a_gpu_is_refused(paths: list[Path]) -> None:
+def test_half_precision_on_a_gpu_is_rejected(paths: list[Path]) -> None:
     with pytest.raises(ConfigError, match="found the precision float16"):
         EnsembleEngine.load(paths, torch.device("cuda"), precision="float16")
 

@@ -160,7 +160,7 @@ def test_attributions_on_demand_are_those_of_an_explanation(
         np.testing.assert_allclose(again.arrays[name], array, atol=1e-6)
 
 
-def test_a_stored_explanation_can_be_asked_further(translator: Translator) -> None:
+def test_stored_explanation_supports_interventions(translator: Translator) -> None:
     explanation = translator.explain(SENTENCE, beam=2, prefix="Ein")
     again = type(explanation).from_json(explanation.to_json())
     found, stored = (translator.ablate(each, ["x0.0"]) for each in (explanation, again))
@@ -200,7 +200,7 @@ def test_heads_that_do_not_exist_are_named(translator: Translator, name: str, sa
         translator.explain(SENTENCE, off=[name])
 
 
-def test_an_explanation_of_another_model_is_refused(
+def test_an_explanation_of_another_model_is_rejected(
     translator: Translator, tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
     explanation = translator.explain(SENTENCE)

@@ -246,7 +246,7 @@ HOSTILE: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("options", "error", "words"), HOSTILE)
-def test_an_impossible_request_is_refused_in_one_line(
+def test_an_impossible_request_is_rejected_in_one_line(
     translator: Translator, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as raised:
@@ -256,7 +256,7 @@ def test_an_impossible_request_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n"])
-def test_an_empty_source_is_refused(translator: Translator, text: str) -> None:
+def test_an_empty_source_is_rejected(translator: Translator, text: str) -> None:
     with pytest.raises(DataError, match="a text to explain must hold words"):
         translator.explain(text, beam=2)
 

@@ -39,7 +39,7 @@ def test_generation_is_reproducible_and_independent_of_n(name: str) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["words", "bytes", "bpe"])
-def test_pieces_are_the_text_that_follows_the_prompt(tokenizer: str) -> None:
+def test_decoded_tokens_are_the_text_after_the_prompt(tokenizer: str) -> None:
     model = predictor_of("lstm", tokenizer)
     for prompt in ("", "a b", "a b\n"):
         ids = model.task.text.encode_prompt(prompt)

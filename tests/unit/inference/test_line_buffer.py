@@ -116,7 +116,7 @@ def test_lines_of_a_regular_file_too(tmp_path: Path) -> None:
     assert not is_regular_file(io.StringIO("text"))
 
 
-def test_lines_of_which_nobody_knows_grow_window_by_window() -> None:
+def test_windows_of_unknown_streams_grow() -> None:
     """The first answers come soon; from hundreds of lines on it is read ahead."""
     assert sizes(iter(numbered(5000))) == [[32], [256, 2048, 2048, 616]]
     assert sizes(line for line in numbered(20)) == [[20]]
@@ -124,7 +124,7 @@ def test_lines_of_which_nobody_knows_grow_window_by_window() -> None:
     assert sizes(iter(numbered(3)), max_lines=1) == [[1], [1], [1]]
 
 
-def test_lines_that_are_written_are_read_and_no_others_are_waited_for() -> None:
+def test_available_lines_are_read_without_waiting_for_more() -> None:
     pen = Pen(numbered(300))
     rows = iter(LineBuffers(pen, first=FIRST_BUFFER_LINES, max_lines=MOST))
     assert [len(window) for window in next(rows)] == [300]
@@ -188,7 +188,7 @@ def test_an_endless_input_never_fills_the_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, iter])
-def test_what_came_before_a_mistake_is_answered_first(
+def test_lines_before_an_error_are_translated_first(
     kind: Callable[[list[object]], object], make: Make
 ) -> None:
     stream = make(Counting()).stream(kind([*numbered(40), None, "line"]))  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_what_came_before_a_mistake_is_answered_first(
         next(stream)
 
 
-def test_a_file_makes_few_batches_and_the_same_answers(make: Make, tmp_path: Path) -> None:
+def test_file_makes_few_batches_with_equal_outputs(make: Make, tmp_path: Path) -> None:
     """Counted in calls of the engine: a list, a file and standard input from a file are as one to
     it, and lines that trickle are not.
     """
@@ -227,7 +227,7 @@ def test_a_file_makes_few_batches_and_the_same_answers(make: Make, tmp_path: Pat
     assert calls["trickle"][0] < FIRST_BUFFER_LINES, "the empty ones make no rows"
 
 
-def test_what_says_nothing_of_itself_is_not_known() -> None:
+def test_stream_without_readiness_is_unknown() -> None:
     assert get_ready_check(iter([])) is None
     assert get_ready_check(line for line in "ab") is None
     known = get_ready_check(["a"])
@@ -262,7 +262,7 @@ def test_a_pipe_is_read_as_far_as_it_is_written() -> None:
         assert not arriving.ready()
 
 
-def test_a_pipe_gets_answers_to_all_that_was_written_while_it_is_open(make: Make) -> None:
+def test_open_pipe_gets_translations_of_all_written_lines(make: Make) -> None:
     arriving, into, stream = in_a_pipe()
     engine = Counting()
     with stream:
@@ -290,13 +290,13 @@ def test_lines_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stream", [io.BytesIO(b"a\nb"), io.BufferedReader(io.BytesIO(b"a\r\nb\n"))]
 )  # type: ignore[arg-type]
-def test_bytes_in_memory_are_lines_of_which_nobody_knows(stream: BinaryIO) -> None:
+def test_bytes_in_memory_are_an_unknown_stream(stream: BinaryIO) -> None:
     lines = open_stream_lines(stream)
     assert get_ready_check(lines) is None
     assert list(lines) == ["a", "b"]
 
 
-def test_a_system_that_cannot_tell_of_pipes_reads_them_as_before(
+def test_without_select_on_pipes_lines_are_read_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def no_socket(*_: object) -> None:

@@ -84,7 +84,7 @@ def test_the_choice_has_the_highest_expected_utility(translator: Translator, met
 @pytest.mark.parametrize(
     "options", [{"samples": 8}, {"samples": 8, "epsilon": 0.0, "seed": 3}, {"beam": 4}]
 )
-def test_neighbours_in_the_batch_change_nothing(
+def test_other_rows_in_the_batch_change_nothing(
     translator: Translator, options: dict[str, Any]
 ) -> None:
     one = list(translator.stream(LINES, mbr="chrf", batch_size=1, **options))

@@ -163,7 +163,7 @@ def request(
 
 @pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_form_notices_what_the_model_notices(damage: str, wiring: str) -> None:
+def test_every_backend_detects_nonfinite_values(damage: str, wiring: str) -> None:
     model = make(**WIRINGS[wiring])
     DAMAGES[damage](model)
     made = {name: form() for name, form in forms(model).items()}
@@ -178,7 +178,7 @@ def test_every_form_notices_what_the_model_notices(damage: str, wiring: str) -> 
 
 
 @pytest.mark.parametrize(("strategy", "return_scores"), WAYS)
-def test_one_row_that_is_not_finite_is_noticed_among_others(
+def test_one_nonfinite_row_is_detected_among_others(
     strategy: SearchStrategy, return_scores: bool
 ) -> None:
     model = make()
@@ -232,7 +232,7 @@ def test_weights_whose_sum_overflows_are_finite() -> None:
         "decoder.0.cross.query.bias",
     ],
 )
-def test_the_engine_notices_what_fused_attention_hides(name: str) -> None:
+def test_engine_detects_nonfinite_values_that_fused_attention_hides(name: str) -> None:
     model = make()
     model.get_parameter(name).fill_(NAN)
     for precision in (FLOAT32, INT8):
@@ -265,7 +265,7 @@ def test_what_overflows_in_int8_alone_is_computed_by_the_model(
 
 
 @needs_kernels
-def test_a_form_that_overflows_where_the_model_does_not_is_given_up(
+def test_backend_that_overflows_is_disabled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def overflow(*_: Any) -> None:
@@ -288,7 +288,7 @@ def test_a_form_that_overflows_where_the_model_does_not_is_given_up(
 @needs_kernels
 @pytest.mark.parametrize("damage", [NAN, INF])
 @pytest.mark.parametrize("at", [0, 17, 63, 129])
-def test_normalisers_of_rows_that_are_not_finite_are_nan(at: int, damage: float) -> None:
+def test_log_sum_exp_of_nonfinite_rows_is_nan(at: int, damage: float) -> None:
     backend = CppTransformer(make(), load_kernel_library()).search_backend  # type: ignore[arg-type]
     x = torch.linspace(3.0, 0.0, 130).repeat(3, 1)
     x[1, at] = damage
@@ -299,7 +299,7 @@ def test_normalisers_of_rows_that_are_not_finite_are_nan(at: int, damage: float)
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("size", [64, 1024])  # by fbgemm and by oneDNN
-def test_int8_matmuls_refuse_what_rounding_would_hide(value: float, size: int) -> None:
+def test_int8_matmuls_reject_nonfinite_inputs(value: float, size: int) -> None:
     if int8_unsupported_reason():
         pytest.skip(int8_unsupported_reason())
     torch.manual_seed(0)

@@ -38,7 +38,7 @@ def classifier_of(**pairs) -> PairClassifier:
 
 
 @pytest.mark.parametrize("interaction", ["co_attention", "decomposable", "none", "sequence"])
-def test_batches_change_nothing(interaction):
+def test_batching_does_not_change_results(interaction):
     model = classifier_of(interaction=interaction)
     together = model.predict(PAIRS)
     for pair, expected in zip(PAIRS, together, strict=True):

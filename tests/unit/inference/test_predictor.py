@@ -92,7 +92,7 @@ def test_a_stream_reads_no_further_than_its_window():
     assert predictor.encoded == 10_000
 
 
-def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(caplog):
+def test_out_of_memory_halves_the_batch_with_equal_results(caplog):
     predictor = Counter(fits=3)
     texts = [f"{number:04d}" for number in range(64)]
     assert [each.value for each in predictor.predict(texts)] == [4.0] * 64
@@ -100,7 +100,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(caplog):
     assert sum("in halves" in each.message for each in caplog.records) == 1
 
 
-def test_what_does_not_fit_alone_is_predicted_on_the_cpu(caplog, monkeypatch):
+def test_single_example_that_does_not_fit_is_predicted_on_the_cpu(caplog, monkeypatch):
     predictor = Counter(fits=0)
     monkeypatch.setattr(Counter, "device", torch.device("cuda"))
     assert [each.value for each in predictor.predict(["four", "fourteen chars"])] == [4.0, 14.0]
@@ -136,7 +136,7 @@ def test_bad_options_are_named(name, value):
         list(Counter().stream(["a"], **{name: value}))
 
 
-def test_a_task_without_explanation_says_so():
+def test_task_without_explanations_raises_an_error():
     Counter.task_name = "tag"
     try:
         with pytest.raises(

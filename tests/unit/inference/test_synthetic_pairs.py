@@ -146,13 +146,13 @@ def test_an_unfinished_run_of_another_command_is_kept(tmp_path: Path) -> None:
     assert build(tmp_path, tag="<BT>", overwrite=True).open() == 0
 
 
-def test_a_run_that_wrote_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_run_that_wrote_nothing_does_not_block_another(tmp_path: Path) -> None:
     """An input that could not be read is corrected, and is another file then."""
     assert build(tmp_path).open() == 0
     assert build(tmp_path, tag="<BT>").open() == 0
 
 
-def test_a_partial_file_that_lost_bytes_is_told(tmp_path: Path) -> None:
+def test_a_partial_file_that_lost_bytes_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         build(tmp_path).run(LINES, kill_second, PairFilter(count_words))
     (tmp_path / "out.tgt.partial").write_bytes(b"")

@@ -106,11 +106,11 @@ def test_a_model_with_a_further_column_needs_it() -> None:
 
 
 @pytest.mark.parametrize("bad", [3, [1, 2], None, b"Anna"])
-def test_what_is_no_sentence_is_refused(bad: Any) -> None:
+def test_input_that_is_not_a_sentence_is_rejected(bad: Any) -> None:
     with pytest.raises(DataError, match="sentence 2 must be a text or a list of tokens; found"):
         entity_tagger().predict(["Anna", bad])
 
 
-def test_one_text_instead_of_a_list_is_refused() -> None:
+def test_one_text_instead_of_a_list_is_rejected() -> None:
     with pytest.raises(DataError, match="one text, 'Anna'"):
         entity_tagger().predict("Anna")

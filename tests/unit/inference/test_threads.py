@@ -327,7 +327,7 @@ def test_a_translator_that_is_edited_or_recorded_does_so_for_all_its_work(name: 
     assert steps >= sum(len(each.tokens) for each in found)
 
 
-def test_a_model_is_loaded_once_whoever_asks_first() -> None:
+def test_model_is_loaded_once_from_many_threads() -> None:
     config = read_config(overrides=[*SIZES, *MODELS["transformer"]])
     loaded: list[EncoderDecoder] = []
 

@@ -45,7 +45,7 @@ def translator(bundle: Path) -> Translator:
         {"sample": True, "seed": 5, "temperature": 0.7},
     ],
 )
-def test_batch_size_changes_nothing(translator: Translator, options: dict) -> None:
+def test_batch_size_does_not_change_results(translator: Translator, options: dict) -> None:
     """The same text out whatever the batch (OpenNMT-py#2208, #1909, #502, CTranslate2#693,
     fairseq#427).
     """
@@ -102,7 +102,7 @@ def test_alignment_has_a_row_a_token_and_rows_sum_to_one(translator: Translator)
     assert all(each.alignment is None for each in translator.stream(lines))
 
 
-def test_alignment_does_not_depend_on_neighbours(translator: Translator) -> None:
+def test_alignment_does_not_depend_on_other_rows(translator: Translator) -> None:
     lines = ["Ein Mann geht.", "Zwei", "Eine Frau steht! 0123456789"]
     together = list(translator.stream(lines, alignment=True))
     for each, line in zip(together, lines, strict=True):
@@ -162,7 +162,7 @@ def test_sampling_draws_the_same_for_a_seed_and_another_for_another(translator: 
         ({"sample": True, "beam": 4}, "found beam=4"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_runs(
+def test_wrong_options_are_rejected_before_anything_runs(
     translator: Translator, options: dict, found: str
 ) -> None:
     with pytest.raises(ConfigError, match=found):

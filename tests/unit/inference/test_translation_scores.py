@@ -169,7 +169,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
-def test_unequal_numbers_of_texts_are_told(translator: Translator) -> None:
+def test_unequal_numbers_of_texts_are_reported(translator: Translator) -> None:
     with pytest.raises(DataError, match="sources and targets must be equally many; found 2 and 1"):
         translator.score(["a", "b"], ["c"])
     with pytest.raises(DataError, match="found one text, 'abc'"):
@@ -178,7 +178,7 @@ def test_unequal_numbers_of_texts_are_told(translator: Translator) -> None:
         translator.score(["a"], ["b"], batch_size=0)
 
 
-def test_weights_that_are_not_finite_are_told(tmp_path: Path, tokenizers: Tokenizers) -> None:
+def test_weights_that_are_not_finite_are_reported(tmp_path: Path, tokenizers: Tokenizers) -> None:
     translator = Translator.load(write_random(tmp_path / "model", tokenizers))
     with torch.no_grad():
         next(translator.model.decoder.parameters()).fill_(math.nan)

@@ -97,7 +97,7 @@ def test_empty_lines_never_reach_the_model(tokenizers: Tokenizers) -> None:
     assert translator.model.batches == []
 
 
-def test_an_empty_answer_is_asked_for_once_more_and_noted(tokenizers: Tokenizers) -> None:
+def test_empty_output_is_retried_once_and_noted(tokenizers: Tokenizers) -> None:
     """A short line must not vanish (OpenNMT-py#2039)."""
     [found, blank] = copying(tokenizers, silent=True).stream(["7", ""])
     assert found.text.strip()
@@ -105,7 +105,7 @@ def test_an_empty_answer_is_asked_for_once_more_and_noted(tokenizers: Tokenizers
     assert (blank.text, blank.notes) == ("", ())
 
 
-def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None:
+def test_an_output_that_reaches_its_limit_is_noted(tokenizers: Tokenizers) -> None:
     """The limit depends on the line, and reaching it is noted (sockeye#907, LibreTranslate#46)."""
     translator = copying(
         tokenizers,
@@ -120,7 +120,7 @@ def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None
     assert alone == short
 
 
-def test_an_output_that_goes_round_in_circles_is_noted(tokenizers: Tokenizers) -> None:
+def test_repetitive_output_is_noted(tokenizers: Tokenizers) -> None:
     """Endless repetition does not pass for a translation (LibreTranslate#46, #183,
     argos-translate#428, EasyNMT#38).
     """
@@ -145,7 +145,7 @@ def test_an_output_that_goes_round_in_circles_is_noted(tokenizers: Tokenizers) -
         (list(range(9)) * 6, None),
     ],
 )
-def test_circles_are_found_with_their_pattern(
+def test_repetitions_are_found_with_their_pattern(
     tokens: list[int], expected: Repetition | None
 ) -> None:
     assert find_repetition(tokens) == expected
@@ -243,7 +243,7 @@ def test_learned_positions_hold_a_source_and_its_end_and_no_more(
         assert len(found.tokens) == count  # of an output too, the last position is for its end
 
 
-def test_the_length_limit_leaves_room_for_a_forced_prefix(tokenizers: Tokenizers) -> None:
+def test_the_length_limit_leaves_space_for_a_forced_prefix(tokenizers: Tokenizers) -> None:
     """The prefix is forced on the first part of a line, and the limit counts what the model itself
     may write beside it.
     """
@@ -343,7 +343,7 @@ class Reticent(CopyModel):
 
 
 @pytest.mark.parametrize("quiet", [{0}, {4}, {2, 3}, {1, 4}, {0, 1, 2, 3, 4}])
-def test_halves_of_a_batch_remember_which_answers_were_empty(
+def test_halves_of_a_batch_remember_which_outputs_were_empty(
     tokenizers: Tokenizers, quiet: set[int]
 ) -> None:
     lines = ["Ein Mann", "Zwei", "0123", "spielen", "steht"]
@@ -423,7 +423,7 @@ def test_a_model_that_a_search_loads_can_take_gradients(bundle: Path) -> None:
     assert not any(weight.is_inference() for weight in translator.model.parameters())
 
 
-def test_one_text_in_place_of_a_list_is_answered(translator: Translator) -> None:
+def test_one_text_instead_of_a_list_is_rejected(translator: Translator) -> None:
     with pytest.raises(DataError, match="found one text, 'Guten Morgen"):
         translator.translate("Guten Morgen.")
 
@@ -440,12 +440,14 @@ def test_one_text_in_place_of_a_list_is_answered(translator: Translator) -> None
         ([b"abc"], r"text 1 must be a text; found b'abc' \(bytes\)"),
     ],
 )
-def test_what_is_no_list_of_texts_is_told(translator: Translator, texts: Any, found: str) -> None:
+def test_input_that_is_not_a_list_of_texts_is_rejected(
+    translator: Translator, texts: Any, found: str
+) -> None:
     with pytest.raises(DataError, match=found):
         translator.translate(texts)
 
 
-def test_texts_may_come_from_anything_that_gives_them_one_by_one(tokenizers: Tokenizers) -> None:
+def test_texts_may_come_from_any_iterable(tokenizers: Tokenizers) -> None:
     assert copying(tokenizers).translate(text for text in ("12", "", "7")) == ["12", "", "7"]
     assert copying(tokenizers).translate([]) == []
     with pytest.raises(DataError, match="text 1 must be a text; found None"):
@@ -458,7 +460,7 @@ def test_control_characters_of_a_model_never_reach_a_terminal(tokenizers: Tokeni
     assert found == "a [2Jb c\td"
 
 
-def test_a_note_on_many_parts_is_said_once(tokenizers: Tokenizers) -> None:
+def test_a_note_on_many_parts_is_reported_once(tokenizers: Tokenizers) -> None:
     [found] = copying(tokenizers, silent=True).stream(["0123456789. " * 40])
     assert len(found.notes) == len(set(found.notes)) <= 3
     assert any(note.endswith(" segments)") for note in found.notes)

@@ -130,7 +130,7 @@ def test_wrong_expressions_name_the_setting_and_the_remedy(
         assert part in found
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     assert len(problems("dropuot", "model.dropout=3..4", "size", "size=8x1")) == 4
 
 

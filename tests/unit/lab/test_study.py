@@ -196,7 +196,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("where", [1, 3, 6])
-def test_a_killed_trial_goes_on_where_its_run_does(run: Run, tmp_path: Path, where: int) -> None:
+def test_a_killed_trial_continues_where_its_run_does(run: Run, tmp_path: Path, where: int) -> None:
     """The run repeats its last validation after a kill, as one does that lost a checkpoint."""
     whole = run(4, out="whole")
     calls = 0
@@ -232,7 +232,7 @@ def test_a_trial_that_kills_its_process_three_times_has_failed(run: Run) -> None
     assert "3 times" in result.trials[0].reason
 
 
-def test_stopping_is_no_crash(run: Run) -> None:
+def test_stop_request_is_not_counted_as_a_crash(run: Run) -> None:
     """However often a study is stopped, its trial resumes; the table so far is returned."""
 
     def stopped(config: Config, out: Path, **options: Any) -> Path:
@@ -369,26 +369,26 @@ def test_the_budget_interrupts_a_trial_that_can_be_resumed(
         ({"trial_budget": 77.0}, "--trial-budget"),
     ],
 )
-def test_another_request_is_refused(run: Run, options: dict[str, Any], name: str) -> None:
+def test_another_request_is_rejected(run: Run, options: dict[str, Any], name: str) -> None:
     run(1)
     with pytest.raises(ConfigError, match=rf"holds a study with {name}=.*found .*another --out"):
         run(2, **options)
 
 
-def test_a_search_that_differs_is_shown_as_it_was_typed(run: Run) -> None:
+def test_mismatched_search_is_shown_as_typed(run: Run) -> None:
     run(1, search=["dropout", "train.optimizer=adam,adamw"])
     with pytest.raises(ConfigError) as refused:
         run(2, search=["dropout"])
     assert "--search=dropout train.optimizer=adam,adamw; found dropout; " in str(refused.value)
 
 
-def test_another_setting_is_refused(run: Run, config: Config) -> None:
+def test_another_setting_is_rejected(run: Run, config: Config) -> None:
     run(1)
     with pytest.raises(ConfigError, match=r"holds a study with train.batch_tokens=.*found 77"):
         run(2, config=config.replace(train={"batch_tokens": 77}))
 
 
-def test_a_changed_corpus_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_changed_corpus_is_rejected(run: Run, tmp_path: Path) -> None:
     run(1)
     (tmp_path / "a.src").write_text("other\n" * 9)
     with pytest.raises(CorruptError, match=r"a.src must not change"):
@@ -414,12 +414,12 @@ def test_two_processes_do_not_share_a_study(run: Run, tmp_path: Path) -> None:
         lock.release()
 
 
-def test_a_trial_budget_beyond_the_budget_is_refused(run: Run) -> None:
+def test_a_trial_budget_beyond_the_budget_is_rejected(run: Run) -> None:
     with pytest.raises(ConfigError, match=r"--trial-budget must be at most --budget; found 2 min"):
         run(1, budget=60.0, trial_budget=120.0)
 
 
-def test_wrong_metrics_are_refused(run: Run) -> None:
+def test_wrong_metrics_are_rejected(run: Run) -> None:
     with pytest.raises(ConfigError, match=r"--metric must be one of loss, bleu; found 'bleuu'"):
         run(1, metric="bleuu")
 
@@ -484,7 +484,7 @@ def _damage(index: int, **fields: Any) -> Callable[[list[dict[str, Any]]], Any]:
         lambda lines: lines.insert(3, {"event": "end"}),
     ],
 )
-def test_hostile_journals_are_refused_in_one_line(
+def test_hostile_journals_are_rejected_in_one_line(
     run: Run, tmp_path: Path, change: Callable[[list[dict[str, Any]]], Any]
 ) -> None:
     run(2)
@@ -501,7 +501,7 @@ def test_hostile_journals_are_refused_in_one_line(
 @pytest.mark.parametrize(
     "line", [b"\xff\xfe\n", b"[]\n", b"[" * 9000 + b"\n", b"nonsense\n", b"\n", b"1e999\n"]
 )
-def test_lines_that_are_no_events_are_refused(run: Run, tmp_path: Path, line: bytes) -> None:
+def test_lines_that_are_no_events_are_rejected(run: Run, tmp_path: Path, line: bytes) -> None:
     run(1)
     with (tmp_path / "study" / "journal.jsonl").open("ab") as file:
         file.write(line)
@@ -519,7 +519,7 @@ def test_a_later_format_names_its_version(run: Run, tmp_path: Path) -> None:
         run(2)
 
 
-def test_a_journal_that_is_a_link_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_journal_that_is_a_link_is_rejected(run: Run, tmp_path: Path) -> None:
     run(1)
     journal = tmp_path / "study" / "journal.jsonl"
     journal.rename(tmp_path / "elsewhere")
@@ -528,7 +528,7 @@ def test_a_journal_that_is_a_link_is_refused(run: Run, tmp_path: Path) -> None:
         run(2)
 
 
-def test_a_huge_journal_is_refused(
+def test_a_huge_journal_is_rejected(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(1)
@@ -569,7 +569,7 @@ def test_a_dry_run_shows_the_search_space_and_writes_nothing(run: Run, tmp_path:
     assert "train.optimizer  adam, adamw (base adamw)" in text
 
 
-def test_a_dry_run_refuses_the_directory_that_the_study_would(run: Run, tmp_path: Path) -> None:
+def test_a_dry_run_rejects_the_directory_that_the_study_would(run: Run, tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "letter.txt").write_text("mine")
     with pytest.raises(BundleError, match=r"a study; .* is neither; found letter.txt in it"):

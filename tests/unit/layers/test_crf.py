@@ -115,7 +115,7 @@ def test_probabilities_of_all_sequences_sum_to_one_and_give_the_marginals() -> N
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_padding_and_neighbours_change_nothing(kind: type[TagOutput]) -> None:
+def test_padding_and_other_rows_change_nothing(kind: type[TagOutput]) -> None:
     torch.manual_seed(4)
     output = kind(4).double()
     emissions, mask = random_batch(4, [5, 3])

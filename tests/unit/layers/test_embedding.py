@@ -64,7 +64,7 @@ def context(model: EncoderDecoder, src: torch.Tensor):  # type: ignore[no-untype
 
 @pytest.mark.parametrize("tie_embeddings", TIES)
 @pytest.mark.parametrize("inner", [0, 4])
-def test_embeddings_of_length_one(tie_embeddings: str, inner: int) -> None:
+def test_embeddings_of_unit_norm(tie_embeddings: str, inner: int) -> None:
     """FixNorm: only the direction of the weights matters, for embeddings and logits."""
     model = build(
         tie_embeddings=tie_embeddings,
@@ -111,7 +111,7 @@ def test_logits_of_scale_norm_and_fix_norm_are_cosines() -> None:
     torch.testing.assert_close(model(src, tgt), model.decoder.norm.weight * cosines)
 
 
-def test_a_row_of_noughts_stays_finite() -> None:
+def test_a_row_of_zeros_stays_finite() -> None:
     embedding = Embedding(3, 4, fix_norm=True)
     with torch.no_grad():
         embedding.weight.zero_()
@@ -142,7 +142,7 @@ def test_what_is_drawn_shows_both_factors() -> None:
     assert rows["output"].shapes == "narrow.weight 4x8"
 
 
-def test_an_embedding_as_wide_as_the_model_is_refused() -> None:
+def test_an_embedding_as_wide_as_the_model_is_rejected() -> None:
     (problem,) = Config().replace(model={"embedding_width": 512}).problems()
     assert (
         "model.embedding_width must be below model.width, for it saves weights; found 512 and 512"

@@ -68,7 +68,7 @@ def test_residual_wirings_are_their_formulas() -> None:
     assert not list(plain.parameters())
 
 
-def test_only_the_change_is_dropped() -> None:
+def test_dropout_applies_to_the_sublayer_output_only() -> None:
     torch.manual_seed(0)
     residual = NoNorm(dropout=0.5)
     x, change = torch.full((1, 1, 1000), 3.0), torch.ones(1, 1, 1000)

@@ -58,7 +58,7 @@ def test_a_normed_weight_starts_as_the_plain_one() -> None:
     torch.testing.assert_close(WeightNormWeight(5, 4, 3, std=0.1)(), plain())
 
 
-def test_a_normed_weight_is_put_together_once_where_nothing_is_learnt(
+def test_weight_norm_is_computed_once_in_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And again as soon as it changes, whoever changes it: in place, by loading, by another tensor,
@@ -93,7 +93,7 @@ def test_a_normed_weight_is_put_together_once_where_nothing_is_learnt(
         torch.testing.assert_close(weight(), current())
 
 
-def test_damping_divides_the_gradient_into_the_encoders_outputs_alone() -> None:
+def test_gradient_scaling_divides_the_gradient_of_the_encoder_outputs_only() -> None:
     """The released code's GradMultiply: by twice the number of attentions, not for the embeddings,
     and no value changes.
     """
@@ -141,7 +141,7 @@ def test_the_gated_convolution_is_pytorchs(kernel: int, causal: bool, dilation: 
     torch.testing.assert_close(ours(x), content * torch.sigmoid(gate))
 
 
-def test_first_values_are_those_of_section_3_5() -> None:
+def test_initialization_follows_section_3_5() -> None:
     torch.manual_seed(0)
     convolution = GatedConvolution(64, 3, weight=WeightNormWeight, causal=False, dropout=0.2)
     assert convolution.weight().std().item() == pytest.approx((4 * 0.8 / (3 * 64)) ** 0.5, rel=0.02)

@@ -86,7 +86,7 @@ def test_the_fused_cell_of_a_gpu_is_the_one_of_the_host(kind: type[RNN]) -> None
 
 
 @pytest.mark.parametrize(("kind", "theirs"), [(LSTM, nn.LSTM), (GRU, nn.GRU)])
-def test_both_sides_are_those_of_torch_with_packed_rows(
+def test_bidirectional_rnn_equals_torch_with_packed_sequences(
     kind: type[RNN], theirs: type[nn.LSTM] | type[nn.GRU]
 ) -> None:
     """A backward reader must begin at each row's last real position (pytorch/translate#308)."""
@@ -106,7 +106,7 @@ def test_both_sides_are_those_of_torch_with_packed_rows(
     torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK])
 
 
-def test_turning_around_leaves_padding_at_the_end() -> None:
+def test_reversing_leaves_padding_at_the_end() -> None:
     x = torch.arange(10.0).view(2, 5, 1)
     assert reverse_padded(x, MASK).squeeze(2).tolist() == [[4, 3, 2, 1, 0], [7, 6, 5, 8, 9]]
     assert reverse_padded(reverse_padded(x, MASK), MASK).equal(x)
@@ -124,7 +124,7 @@ def test_a_reversed_encoder_reads_the_reversed_source() -> None:
     torch.testing.assert_close(turned(x, ForwardContext(mask=MASK))[1:, :3], expected)
 
 
-def test_summaries_leave_padding_out() -> None:
+def test_final_states_ignore_padding() -> None:
     values = torch.arange(10.0).view(2, 5, 1)
     assert [
         summary(values, MASK).flatten().tolist() for summary in (first_state, last_state, mean_pool)
@@ -134,7 +134,7 @@ def test_summaries_leave_padding_out() -> None:
     ] == [[0, 5], [4, 9], [2, 7]]
 
 
-def test_first_values() -> None:
+def test_initialization_of_rnn_weights() -> None:
     torch.manual_seed(0)
     ours = LSTM(4, D)
     weight, bias = ours.kernel.weight_hh_l0, ours.kernel.bias_ih_l0

@@ -68,13 +68,13 @@ def test_mistakes_name_the_part(text: str, said: str) -> None:
     assert str(error.value).startswith("model.decoder must")
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(ConfigError) as error:
         parse_blocks(["slef", "transformer*x", "transformer(4)"])
     assert len(error.value.problems) == 3
 
 
-def test_no_blocks_and_too_many_are_refused() -> None:
+def test_no_blocks_and_too_many_are_rejected() -> None:
     with pytest.raises(ConfigError, match="at least one block; found none"):
         parse_blocks([])
     with pytest.raises(ConfigError, match=f"at most {MAX_BLOCKS} blocks; found 1001"):
@@ -96,13 +96,13 @@ def test_no_blocks_and_too_many_are_refused() -> None:
         ("transformer*\u0663", "found '\u0663' in"),
     ],
 )
-def test_long_entries_are_refused_at_once(text: str, said: str) -> None:
+def test_long_entries_are_rejected_at_once(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_blocks([text])
     assert said in str(error.value)
 
 
-def test_a_long_list_is_refused_before_its_entries_are_read() -> None:
+def test_a_long_list_is_rejected_before_its_entries_are_read() -> None:
     with pytest.raises(ConfigError, match=f"at most {MAX_BLOCKS} blocks; found 100000 entries"):
         parse_blocks(["nonsense"] * 100_000)
 
@@ -142,7 +142,7 @@ def test_other_peoples_names_lead_to_blocks_that_exist() -> None:
     assert not set(_BLOCK_ALIASES) & set(BLOCKS)
 
 
-def test_long_entries_are_refused_before_they_are_parsed() -> None:
+def test_long_entries_are_rejected_before_they_are_parsed() -> None:
     longest = f"transformer({' ' * 987})"
     assert len(longest) == 1000
     assert parse_blocks([longest]) == [BlockSpec("transformer")]

@@ -235,7 +235,9 @@ def refusal(*overrides: str) -> ConfigError:
 @pytest.mark.parametrize(
     ("overrides", "said"), REFUSED, ids=lambda part: part[0] if isinstance(part, list) else None
 )
-def test_what_cannot_work_is_refused_when_it_is_read(overrides: list[str], said: list[str]) -> None:
+def test_invalid_block_lists_are_rejected_when_parsed(
+    overrides: list[str], said: list[str]
+) -> None:
     message = str(refusal(*overrides))
     assert [part for part in said if part not in message] == [], message
     assert "\n" not in message, "one mistake is one problem"
@@ -255,7 +257,7 @@ def test_a_file_and_a_configuration_made_in_python_are_checked_alike(tmp_path: P
         build_model(model, src_vocab_size=9, tgt_vocab_size=9)
 
 
-def test_all_problems_of_both_stacks_are_told_at_once() -> None:
+def test_all_problems_of_both_stacks_are_reported_together() -> None:
     found = refusal(
         "model.encoder=[transformer(heads=3)*6, lstm(window=2)]",
         "model.decoder=[bilstm, nothing]",
@@ -305,7 +307,7 @@ def test_heads_matter_only_to_blocks_that_have_some() -> None:
     assert problem == "model.heads must divide model.width; found 8 and 50; try model.heads=5 or 10"
 
 
-def test_refusing_and_accepting_need_no_torch() -> None:
+def test_validation_imports_no_torch() -> None:
     code = """
 import sys
 from dragoman.config import read_config
@@ -353,7 +355,7 @@ def test_a_blocks_options_are_listed_as_its_builder_takes_them(name: str) -> Non
 @pytest.mark.parametrize(
     "registry", [SCORES, ALIGNMENTS, POSITIONS], ids=lambda registry: registry.kind
 )
-def test_traits_are_what_the_code_says(registry: Registry) -> None:
+def test_traits_match_the_code(registry: Registry) -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     for name, entry in registry.items():
         kind = registry.load(name)
@@ -428,7 +430,7 @@ def test_a_block_without_a_list_is_known_by_its_builder(own: str) -> None:
     assert [block.depth for _, block in model.encoder.blocks()] == [5]
 
 
-def test_a_score_of_ones_own_that_has_room_need_not_say_so_in_its_entry() -> None:
+def test_custom_score_with_features_needs_no_trait() -> None:
     SCORES.add(
         "own_additive",
         Entry(

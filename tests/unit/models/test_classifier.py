@@ -87,7 +87,7 @@ def inputs(classifier: ClassifierModel) -> tuple[Tensor, Tensor, NgramFeatures]:
 
 @pytest.mark.parametrize("name", MEMBERS)
 @torch.no_grad()
-def test_padding_and_neighbours_change_nothing(name: str) -> None:
+def test_padding_and_other_rows_change_nothing(name: str) -> None:
     classifier = build(name).eval()
     tokens, mask, ngrams = inputs(classifier)
     expected = classifier(tokens, mask, ngrams)

@@ -180,7 +180,7 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
 @pytest.mark.parametrize(("encoder", "decoder"), MIXED)
 @pytest.mark.parametrize("residual", ["pre_norm", "scaled"])
 @torch.no_grad()
-def test_mixed_stacks_extend_as_they_go_forward(
+def test_incremental_decoding_of_mixed_stacks_equals_forward(
     encoder: tuple[str, ...], decoder: tuple[str, ...], residual: str
 ) -> None:
     model = make(encoder, decoder, residual=residual)
@@ -347,7 +347,9 @@ def test_weight_normalisation_is_an_option() -> None:
         ),
     ],
 )
-def test_mistakes_are_refused_with_what_was_found(encoder: str, decoder: str, said: str) -> None:
+def test_invalid_settings_are_rejected_with_the_found_value(
+    encoder: str, decoder: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         make((encoder,), (decoder,))
     assert said in str(error.value)

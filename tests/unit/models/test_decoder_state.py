@@ -49,7 +49,7 @@ def test_caches_grow_in_place_while_capacity_lasts() -> None:
     assert state.filled("key")[1, 0, :, 1].tolist() == [100.0 + slot for slot in range(100)]
 
 
-def test_several_slots_at_once() -> None:
+def test_several_positions_at_once() -> None:
     new = torch.randn(4, 1, 9, 2)
     state = cached(length=2).append("key", new)
     assert state.length == 11
@@ -85,7 +85,7 @@ def test_keep_drops_sentences_with_all_their_rows() -> None:
     assert state.memory["key"][:, 0, 0].tolist() == [1]
 
 
-def test_a_tensor_that_parts_share_is_taken_once() -> None:
+def test_shared_tensor_is_selected_once() -> None:
     mask = torch.ones(2, 5, dtype=torch.bool)
     state = DecoderState(
         children={

@@ -96,7 +96,7 @@ def test_settings_add_and_remove_weights() -> None:
     }
 
 
-def test_weights_are_shared_in_all_three_places_and_stored_once() -> None:
+def test_tied_embeddings_are_one_parameter_stored_once() -> None:
     tied = build(tie_embeddings="all")
     assert tied.output_weight is tied.embeddings["shared"].weight
     target = build(11, 10, tie_embeddings="target")
@@ -125,7 +125,7 @@ def test_blocks_take_options_of_their_own() -> None:
     assert second.feedforward.inner.out_features == 32  # type: ignore[union-attr]
 
 
-def test_unknown_options_are_answered_with_the_nearest() -> None:
+def test_unknown_options_suggest_the_nearest() -> None:
     with pytest.raises(
         ConfigError,
         match=(
@@ -150,7 +150,7 @@ def test_unknown_options_are_answered_with_the_nearest() -> None:
         ("width=16", "found 'width' in 'transformer(width=16)'"),
     ],
 )
-def test_options_of_the_wrong_kind_are_refused(option: str, said: str) -> None:
+def test_options_of_the_wrong_kind_are_rejected(option: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         build(encoder=(f"transformer({option})",))
     assert said in str(error.value)
@@ -182,7 +182,7 @@ def test_a_model_built_on_meta_is_filled_by_its_weights() -> None:
     torch.testing.assert_close(empty(src, tgt), real(src, tgt), rtol=0, atol=0)
 
 
-def test_first_values_keep_streams_and_logits_at_size_one() -> None:
+def test_initialization_keeps_hidden_states_and_logits_at_unit_size() -> None:
     """N(0, 1) embeddings would give tied logits a variance of D: at width 256 a first loss of about
     100.
     """

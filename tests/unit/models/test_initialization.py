@@ -48,7 +48,7 @@ def test_by_depth_every_matrix_of_a_layer_is_smaller_and_nothing_else() -> None:
         torch.testing.assert_close(other, one * factor)
 
 
-def test_by_residuals_what_leads_back_is_smaller() -> None:
+def test_residual_scaled_initialization_shrinks_output_projections() -> None:
     plain, scaled = build("xavier"), build("residual_scaled")
     for (path, one), (_, other) in zip(
         plain.named_parameters(), scaled.named_parameters(), strict=True
@@ -68,7 +68,7 @@ def test_the_same_seed_gives_the_same_weights(scheme: str) -> None:
     assert torch.equal(first, second)
 
 
-def test_a_scheme_that_is_not_there_is_answered() -> None:
+def test_unknown_initialization_is_rejected() -> None:
     (problem,) = Config().replace(model={"initialization": "deep"}).problems()
     assert "found 'deep'" in problem
 

@@ -68,7 +68,9 @@ def test_no_position_sees_its_future(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("split", [(11,), (1,) * 11, (4, 1, 6), (2, 9)])
-def test_extending_in_any_split_equals_forward(name: str, split: tuple[int, ...]) -> None:
+def test_incremental_decoding_in_any_split_equals_forward(
+    name: str, split: tuple[int, ...]
+) -> None:
     model, ids = build(name), tokens(3, 11)
     with torch.no_grad():
         expected = model(ids)
@@ -312,6 +314,6 @@ def test_weight_dropout_masks_hidden_weights_in_training_only() -> None:
         ),
     ],
 )
-def test_blocks_that_need_an_encoder_are_refused(blocks: tuple[str, ...], message: str) -> None:
+def test_blocks_that_need_an_encoder_are_rejected(blocks: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("*", r"\*")):
         build_language_model(ModelConfig(decoder=blocks, width=16, heads=4), vocab_size=VOCAB)

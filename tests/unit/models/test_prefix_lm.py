@@ -94,7 +94,7 @@ def test_encoding_then_decoding_equals_one_pass(changes: dict[str, object]) -> N
         torch.testing.assert_close(model.hidden(src, tgt, mask), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_padding_and_neighbours_change_nothing() -> None:
+def test_padding_and_other_rows_change_nothing() -> None:
     model = model_of()
     src, mask, tgt = batch()
     together = model.hidden(src, tgt, mask)
@@ -146,7 +146,7 @@ def gradients(model: PrefixLM, src: Tensor, tgt: Tensor, mask: Tensor) -> tuple[
     return embedded, model.decoder(embedded, context)
 
 
-def test_nothing_leaks() -> None:
+def test_gradient_to_masked_positions_is_zero() -> None:
     """The gradient with respect to what a state must not see is zero, not small."""
     model = model_of().train()
     src, mask, tgt = batch()

@@ -73,7 +73,7 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_those_of_the_same_layers_run_plainly(
+def test_gradients_equal_those_of_ordinary_layers(
     causal: bool, attention: str, dropout: float, plainly: Callable[[], None]
 ) -> None:
     """With dropout too, whose numbers are drawn again, and with the memory's gradient."""
@@ -125,7 +125,7 @@ def test_the_backward_pass_leaves_random_numbers_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_recording_of_launches_is_refused_where_numbers_are_drawn_twice(
+def test_cuda_graph_capture_is_rejected_with_recomputed_dropout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -148,7 +148,9 @@ def kept_bytes(run: Callable[[], Tensor]) -> int:
 
 
 @pytest.mark.parametrize("attention", KINDS)
-def test_what_is_kept_does_not_grow_with_depth(attention: str, plainly: Callable[[], None]) -> None:
+def test_saved_activations_do_not_grow_with_depth(
+    attention: str, plainly: Callable[[], None]
+) -> None:
     x, context = tensors(torch.float32)
 
     def kept(layers: int) -> int:
@@ -160,7 +162,7 @@ def test_what_is_kept_does_not_grow_with_depth(attention: str, plainly: Callable
     assert kept(16) > 7 * kept(2)
 
 
-def test_decisions_are_kept_small() -> None:
+def test_saved_buckets_are_int16() -> None:
     """Of each layer only buckets stay, in two bytes: for a token R * H of them against D floats."""
     x, context = tensors(torch.float32)
     output = make(causal=True, layers=4)(x, context)
@@ -171,7 +173,7 @@ def test_decisions_are_kept_small() -> None:
 
 
 @pytest.mark.parametrize("attention", KINDS)
-def test_watched_layers_run_plainly_and_alike(attention: str) -> None:
+def test_recorded_layers_run_unreversed_with_equal_outputs(attention: str) -> None:
     block = make(causal=True, attention=attention).double()
     x, context = tensors()
     expected = slopes(block, x, context)
@@ -184,7 +186,7 @@ def test_watched_layers_run_plainly_and_alike(attention: str) -> None:
         torch.testing.assert_close(block(x, context), expected[0])
 
 
-def test_frozen_and_shared_weights_get_what_is_theirs(plainly: Callable[[], None]) -> None:
+def test_frozen_and_shared_weights_get_the_right_gradients(plainly: Callable[[], None]) -> None:
     block = make(causal=False, layers=2).double()
     first, second = (layer for _, layer in block.layers())
     second.feedforward = first.feedforward
@@ -204,7 +206,7 @@ def test_frozen_and_shared_weights_get_what_is_theirs(plainly: Callable[[], None
 
 @pytest.mark.parametrize("attention", KINDS)
 @torch.no_grad()
-def test_extending_equals_forward_over_many_windows(attention: str) -> None:
+def test_incremental_decoding_equals_forward_over_many_windows(attention: str) -> None:
     """A prefix longer than is compared at a time, single steps, and rows that are sorted in
     `forward`.
     """
@@ -249,7 +251,7 @@ def test_a_chunked_feed_forward_layer_is_the_whole_one(chunks: int) -> None:
     torch.testing.assert_close(one, other)
 
 
-def test_chunks_keep_no_wide_values_and_draw_alike_going_back() -> None:
+def test_chunks_save_no_wide_activations_and_repeat_dropout_in_backward() -> None:
     torch.manual_seed(0)
     chunked = ChunkedFeedForward(8, 64, chunks=4, dropout=0.5)
     x = torch.randn(1, 40, 8, requires_grad=True)
@@ -325,7 +327,7 @@ def _seeded(layer: ChunkedFeedForward, x: Tensor) -> Tensor:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_to_use(
+def test_invalid_settings_are_rejected_with_a_remedy(
     block: str, settings: dict[str, object], message: str
 ) -> None:
     config = ModelConfig(encoder=(block,), decoder=("transformer",), width=16, heads=2, **settings)  # type: ignore[arg-type]

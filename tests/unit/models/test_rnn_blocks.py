@@ -161,7 +161,7 @@ def test_gnmt_step_by_step() -> None:
     [{}, {"input_feeding": True}, {"decoder": "bahdanau"}, {"decoder": "gnmt", "layers": 3}],
 )
 @torch.no_grad()
-def test_extending_equals_forward_with_every_score_and_alignment(
+def test_incremental_decoding_equals_forward_with_every_score_and_alignment(
     score: str, alignment: str, options: dict[str, object]
 ) -> None:
     layer = decoder(GRULayer, attention=score, alignment=alignment, **options).eval()
@@ -209,7 +209,7 @@ def test_the_state_is_named_tensors_with_rows_first() -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @torch.no_grad()
-def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
+def test_bidirectional_final_states_are_the_encoders_last_states(kind: str) -> None:
     """Against PyTorch's own bidirectional network, a sentence at a time: its last states are h_n
     (and Bahdanau's is the backward one).
     """
@@ -279,7 +279,7 @@ def test_weights_from_before_the_cell_state_load_as_they_were() -> None:
     assert not state.children["decoder"].children["0"].recurrent["cell"].any()
 
 
-def test_without_a_summary_a_plain_decoder_knows_nothing_of_the_source() -> None:
+def test_without_the_final_state_a_plain_decoder_ignores_the_source() -> None:
     x, memory = inputs()
     other = Memory(memory.values + 1, memory.mask)
     blind, told = decoder(GRULayer, initial_state="zero"), decoder(GRULayer)
@@ -394,7 +394,7 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         ),
     ],
 )
-def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) -> None:
+def test_unsupported_rnn_options_are_rejected(block: str, causal: bool, problem: str) -> None:
     stacks = {"encoder": ("transformer",), "decoder": ("transformer",)} | {
         "decoder" if causal else "encoder": (block,)
     }
@@ -429,7 +429,7 @@ def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) 
         ),
     ],
 )
-def test_final_states_are_copied_between_equals_only(
+def test_final_states_are_copied_only_between_equal_cells(
     encoder: str, decoder: str, problem: str
 ) -> None:
     config = ModelConfig(encoder=(encoder,), decoder=(decoder,), width=8, heads=2, positions="none")
@@ -448,7 +448,7 @@ def test_an_encoder_whose_states_are_copied_is_never_skipped() -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn", "sru"])
 @torch.no_grad()
-def test_a_decoder_without_attention_goes_on_from_the_encoders_final_states(kind: str) -> None:
+def test_a_decoder_without_attention_continues_from_the_encoders_final_states(kind: str) -> None:
     """Sutskever et al. (2014): one RNN over the reversed source, another from its final states;
     PyTorch's modules where there are some.
     """
@@ -488,7 +488,7 @@ def test_a_decoder_without_attention_goes_on_from_the_encoders_final_states(kind
         torch.testing.assert_close(logits, found[:, position])
 
 
-def test_two_sides_need_an_even_width() -> None:
+def test_bidirectional_rnn_needs_an_even_width() -> None:
     config = ModelConfig(encoder=("bilstm",), decoder=("lstm",), width=7, heads=1, positions="none")
     with pytest.raises(
         ConfigError,
@@ -536,7 +536,7 @@ def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
 
 
 @torch.no_grad()
-def test_recurrent_blocks_stand_beside_others() -> None:
+def test_recurrent_blocks_mix_with_others() -> None:
     """Hybrids: the lists of the architecture's own example as they are written, stepped as in one
     pass.
     """
@@ -562,7 +562,7 @@ def test_recurrent_blocks_stand_beside_others() -> None:
     torch.testing.assert_close(torch.stack(children, 1), model(src, tgt, MASK))
 
 
-def test_weights_come_into_a_model_without_any() -> None:
+def test_weights_load_into_a_meta_model() -> None:
     """A bundle is loaded into a model on the meta device."""
     config = ModelConfig(
         encoder=("bigru",),

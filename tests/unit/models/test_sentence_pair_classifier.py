@@ -40,7 +40,7 @@ def inputs(kind: str):
 
 @pytest.mark.parametrize("encoder", ["bilstm", "transformer", "ffn"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_and_neighbors_change_nothing(kind, encoder):
+def test_padding_and_other_rows_change_nothing(kind, encoder):
     model = build(kind, encoder=encoder).eval()
     tokens, flags, lengths = inputs(kind)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_every_parameter_has_a_gradient(kind):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_esim_compares_words_with_what_they_found():
+def test_esim_compares_words_with_their_aligned_vectors():
     model = build("co_attention").eval()
     interaction = model.interaction
     assert isinstance(interaction, ComparedAlignment)

@@ -120,7 +120,7 @@ def test_permuting_a_set_changes_nothing_but_the_order(variant, residual):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_padding_and_neighbors_change_nothing(variant):
+def test_padding_and_other_rows_change_nothing(variant):
     model = build(variant)
     elements = torch.randn(3, 6, 2)
     sizes = torch.tensor([6, 4, 1])

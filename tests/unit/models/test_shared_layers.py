@@ -91,7 +91,7 @@ def test_loading_keeps_what_is_shared_shared(share: str, assign: bool) -> None:
     assert not any(weight.any() for weight in second.encoder.get_submodule("2").parameters())
 
 
-def test_a_missing_weight_is_missed_by_its_name() -> None:
+def test_missing_weight_is_reported_by_name() -> None:
     model = build("all")
     weights = model.state_dict()
     del weights["encoder.0.self.output.weight"]
@@ -121,7 +121,7 @@ def test_each_block_is_recorded_by_its_own_path() -> None:
     assert not torch.equal(notes["encoder.0.self"].weights, notes["encoder.1.self"].weights)
 
 
-def test_blocks_asked_for_in_other_words_share_nothing() -> None:
+def test_blocks_with_different_options_share_nothing() -> None:
     model = build(
         "all",
         encoder=("transformer", "transformer(heads=4)", "transformer", "transformer(heads=4)"),
@@ -166,7 +166,7 @@ def test_the_optimiser_and_averages_see_each_weight_once() -> None:
 
 
 @pytest.mark.parametrize("share", KINDS)
-def test_the_drawing_counts_each_weight_once_and_says_what_is_shared(share: str) -> None:
+def test_the_drawing_counts_each_weight_once_and_reports_what_is_shared(share: str) -> None:
     rows = summarize_model(config(share), src_vocab_size=11, tgt_vocab_size=11)
     assert sum(row.parameters for row in rows) == count_parameters(build(share))
     shared = [row.path for row in rows if row.shapes == "shared"]
@@ -177,7 +177,7 @@ def test_the_drawing_counts_each_weight_once_and_says_what_is_shared(share: str)
     assert any("shared" in line and line.endswith(" 0") for line in lines)
 
 
-def test_first_weights_by_depth_and_sharing_exclude_each_other() -> None:
+def test_depth_dependent_initialization_and_sharing_exclude_each_other() -> None:
     (problem,) = (
         Config().replace(model={"share_layers": "all", "initialization": "depth_scaled"}).problems()
     )
@@ -187,7 +187,7 @@ def test_first_weights_by_depth_and_sharing_exclude_each_other() -> None:
     )
 
 
-def test_what_no_layer_could_heed_is_refused() -> None:
+def test_settings_that_no_block_supports_are_rejected() -> None:
     blocks = {"encoder": ("lstm",), "decoder": ("lstm(attention=dot)",)}
     (problem,) = Config().replace(model={**blocks, "share_layers": "ffn"}).problems()
     assert (
@@ -239,7 +239,7 @@ def test_a_bundle_holds_a_shared_weight_once(tmp_path: Path) -> None:
     "block",
     ["conv*2", "gru(attention=dot)*2", "reformer(attention=full)*2", "cross_attention*2, ffn*2"],
 )
-def test_any_block_can_share_and_gradients_are_slopes(block: str) -> None:
+def test_any_block_can_share_with_gradients_equal_to_finite_differences(block: str) -> None:
     """The gradient of a shared weight sums over its uses, also with recomputed activations."""
     decoder = tuple(block.split(", "))
     model = build("all", encoder=("transformer*2",), decoder=decoder).double()

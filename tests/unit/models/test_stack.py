@@ -33,7 +33,7 @@ def batch() -> tuple[Tensor, Tensor]:
     )
 
 
-def test_what_is_left_out_is_what_the_generator_says() -> None:
+def test_dropped_layers_follow_the_generator() -> None:
     model = build(0.5)
     x = torch.randn(2, 5, 8)
     torch.manual_seed(7)
@@ -46,12 +46,12 @@ def test_what_is_left_out_is_what_the_generator_says() -> None:
     torch.testing.assert_close(model.encoder(x, ForwardContext()), expected)
 
 
-def test_all_layers_are_there_after_training() -> None:
+def test_no_layer_is_dropped_in_evaluation() -> None:
     src, tgt = batch()
     torch.testing.assert_close(build(0.9).eval()(src, tgt), build(0.0).eval()(src, tgt))
 
 
-def test_layers_are_left_out_as_often_as_asked() -> None:
+def test_layers_are_dropped_at_the_configured_rate() -> None:
     model, ran = build(0.3, depth=10), []
     for _, block in model.encoder.blocks():
         block.register_forward_hook(lambda *_: ran.append(1))
@@ -61,7 +61,7 @@ def test_layers_are_left_out_as_often_as_asked() -> None:
     assert 650 <= len(ran) <= 750
 
 
-def test_weights_of_a_layer_left_out_get_noughts() -> None:
+def test_dropped_layers_get_zero_gradients() -> None:
     """None would skip the optimizer step of one rank where several ranks would not skip theirs, and
     leave a checkpoint without its state.
     """
@@ -80,7 +80,7 @@ def test_weights_of_a_layer_left_out_get_noughts() -> None:
     assert len(dropped) < 12
 
 
-def test_an_encoder_that_no_layer_reads_gets_noughts_too() -> None:
+def test_encoder_without_readers_gets_zero_gradients() -> None:
     model = build(0.95, depth=1)
     src, tgt = batch()
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_an_encoder_that_no_layer_reads_gets_noughts_too() -> None:
     )  # type: ignore[union-attr]
 
 
-def test_the_same_seed_leaves_out_the_same() -> None:
+def test_same_seed_drops_the_same_layers() -> None:
     model = build(0.5)
     src, tgt = batch()
     found = []
@@ -104,7 +104,9 @@ def test_the_same_seed_leaves_out_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_compiled_pass_chooses_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_drop_under_torch_compile_selects_layers(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The path taken under torch.compile, in eager mode: the layer is computed and then
     selected.
     """
@@ -148,7 +150,7 @@ def pairs() -> Batch:
 
 @pytest.mark.parametrize("share", ["none", "all"])
 @pytest.mark.parametrize("form", [*BLOCKS, *FORMS])
-def test_every_block_may_be_left_out(form: str, share: str) -> None:
+def test_every_block_may_be_dropped(form: str, share: str) -> None:
     """Each registered block with each score and alignment: some passes leave both out, one or none,
     and all give finite gradients.
     """
@@ -177,7 +179,7 @@ def test_every_block_may_be_left_out(form: str, share: str) -> None:
         )
 
 
-def test_choices_of_a_pass_that_failed_are_not_rewarded_later() -> None:
+def test_samples_of_a_failed_pass_are_not_rewarded_later() -> None:
     """An out-of-memory error between choice and reward, then a pass of other rows that leaves the
     layer out.
     """

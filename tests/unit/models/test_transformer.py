@@ -92,7 +92,7 @@ def test_heads_of_a_size_of_their_own() -> None:
     assert attention(torch.randn(1, 2, 8), torch.randn(1, 3, 6)).shape == (1, 2, 8)
 
 
-def test_norms_stand_on_queries_and_keys_of_cross_attention() -> None:
+def test_norms_are_applied_to_queries_and_keys_of_cross_attention() -> None:
     torch.manual_seed(0)
     norms = (RMSNorm(4), RMSNorm(4))
     attention = CrossAttention(8, 2, norms=norms)
@@ -163,7 +163,7 @@ def test_defaults_add_no_weights_and_blocks_may_differ() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_said(values: dict[str, object], said: str) -> None:
+def test_mismatched_sizes_raise(values: dict[str, object], said: str) -> None:
     problems = Config().replace(model=values).problems()
     assert any(said in problem for problem in problems), problems
 
@@ -172,7 +172,7 @@ def test_heads_need_not_divide_when_their_size_is_set() -> None:
     assert not Config().replace(model={"width": 100, "heads": 8, "head_width": 16}).problems()
 
 
-def test_a_window_is_refused_to_a_block_that_has_none() -> None:
+def test_window_is_rejected_for_a_block_without_one() -> None:
     config = ModelConfig(
         encoder=("gru(window=3)",), decoder=("transformer",), width=8, heads=2, ffn_width=8
     )

@@ -159,7 +159,7 @@ def test_chunked_loss_equals_the_definition(chunk: int, biased: bool, smoothing:
         torch.testing.assert_close(one, other)
 
 
-def test_gradient_of_the_chunked_loss_is_its_slope() -> None:
+def test_gradient_of_the_chunked_loss_equals_finite_differences() -> None:
     hidden, weight, bias = tensors((5, 3), (6, 3), (6,))
     targets = torch.tensor([0, 5, IGNORE_INDEX, 3, 3])
     assert torch.autograd.gradcheck(
@@ -180,7 +180,7 @@ def test_loss_without_smoothing_is_pytorchs() -> None:
     assert not fast.nll.requires_grad
 
 
-def test_smoothing_gives_a_ninth_tenth_to_the_target_and_shares_the_rest() -> None:
+def test_label_smoothing_spreads_the_rest_over_the_vocabulary() -> None:
     """With V = 5 and 0.1: 0.900 for the target, 0.025 for each other, as Tensor2Tensor and fairseq
     have it.
     """

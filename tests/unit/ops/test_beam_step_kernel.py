@@ -183,7 +183,7 @@ CASES = [
 
 @interpreted
 @pytest.mark.parametrize(("limits", "size", "nbest", "alpha", "ties", "spare"), CASES)
-def test_interpreted_steps_are_those_of_the_board(
+def test_interpreted_steps_equal_the_reference(
     limits: list[int], size: int, nbest: int, alpha: float, ties: bool, spare: int
 ) -> None:
     compare(limits, size, nbest, alpha, ties=ties, spare=spare)
@@ -191,7 +191,7 @@ def test_interpreted_steps_are_those_of_the_board(
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of numbers that are none
-def test_interpreted_what_is_no_number_is_noticed_and_gives_tokens_all_the_same() -> None:
+def test_interpreted_nan_is_detected_and_tokens_are_valid() -> None:
     for alive in (True, False):
         at = side([3], 2, 1, 0.6)
         values, ids = candidates(torch.Generator().manual_seed(0), 4, 6, 2, False)
@@ -268,7 +268,7 @@ def test_interpreted_searches_find_the_same(residual: str, monkeypatch: pytest.M
 
 @needs_triton
 @pytest.mark.parametrize(("size", "nbest"), [(1, 1), (4, 1), (5, 5)])
-def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(size: int, nbest: int) -> None:
+def test_kernel_compiles_for_hopper(size: int, nbest: int) -> None:
     from dragoman.ops.triton import beam_step_kernel
 
     kernel = beam_step_kernel._beam_step_kernel
@@ -302,7 +302,7 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(size: int, nbest
     assert built.metadata.shared <= 48 * 1024
 
 
-def test_a_rule_that_does_not_run_is_told_of_once_and_done_without(
+def test_kernel_that_fails_is_reported_once_and_falls_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make()
@@ -332,7 +332,7 @@ class Impostor:
         living[2].fill_(-1.0)
 
 
-def test_a_rule_that_chooses_something_else_is_found_out_before_it_does_harm(
+def test_kernel_with_wrong_choices_is_disabled_before_use(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make()
@@ -360,7 +360,7 @@ WAYS: dict[str, type[Residual]] = {
 @pytest.mark.parametrize("norm", [LayerNorm, ScaleNorm])
 @pytest.mark.parametrize("first", WAYS)
 @pytest.mark.parametrize("second", WAYS)
-def test_a_way_out_and_in_is_what_the_two_residuals_do(
+def test_fused_residual_equals_two_residuals(
     first: str, second: str, norm: type[torch.nn.Module]
 ) -> None:
     torch.manual_seed(0)
@@ -386,7 +386,7 @@ def test_a_way_out_and_in_is_what_the_two_residuals_do(
 @pytest.mark.parametrize(
     ("limits", "size", "nbest", "alpha", "ties", "spare"), [*CASES, ([9] * 40, 8, 8, 0.6, False, 0)]
 )
-def test_steps_on_a_gpu_are_those_of_the_board(
+def test_steps_on_a_gpu_equal_the_reference(
     limits: list[int], size: int, nbest: int, alpha: float, ties: bool, spare: int
 ) -> None:
     compare(limits, size, nbest, alpha, ties=ties, spare=spare, device="cuda")

@@ -137,7 +137,7 @@ def test_every_byte_of_the_hash_takes_all_values_equally_often(byte: int) -> Non
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_neighbours_are_independent(rate: float) -> None:
+def test_adjacent_elements_are_independent(rate: float) -> None:
     """In a row, between rows of the usual widths, and in blocks: counts over sixteen adjacent
     elements are binomial.
     """
@@ -165,7 +165,7 @@ def test_calls_are_independent_even_when_one_seed_is_shared() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_hashed_dropout_scales_what_it_keeps_on_both_ways(dtype: torch.dtype) -> None:
+def test_hashed_dropout_scales_in_forward_and_backward(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = (
         (torch.rand(40, 50) + 0.5).to(dtype).requires_grad_()
@@ -241,7 +241,7 @@ def kept_by(function: nn.Module, x: Tensor) -> tuple[Tensor, Counter[torch.dtype
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_layers_keep_seeds_and_no_noughts(dynamic: bool) -> None:
+def test_compiled_layers_save_seeds_and_no_masks(dynamic: bool) -> None:
     """By the compiler's own division of the graph: of six dropouts nothing waits but a few whole
     numbers each.
     """
@@ -257,7 +257,7 @@ def test_compiled_layers_keep_seeds_and_no_noughts(dynamic: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_dropout_uses_one_pattern_on_both_ways() -> None:
+def test_compiled_dropout_uses_one_mask_in_forward_and_backward() -> None:
     x = torch.ones(64, 33, requires_grad=True)
     compiled = torch.compile(
         lambda x: dropout(x, 0.25) * 2, backend="aot_eager_decomp_partition", fullgraph=True

@@ -130,7 +130,7 @@ def test_scale_and_masks_of_four_axes() -> None:
     )
 
 
-def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
+def test_operator_passes_opcheck() -> None:
     """Shapes and strides without computing, no change to the inputs, gradients registered:
     PyTorch's own checks.
     """
@@ -344,7 +344,7 @@ def test_kernels_on_a_gpu_are_plain_attention(
 
 @needs_gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_kernels_on_a_gpu_compiled_and_recorded() -> None:
+def test_kernels_on_a_gpu_compiled_and_captured() -> None:
     """In a compiled graph without a break, and replayed from a CUDA graph with other inputs."""
     inputs = heads(20, 20, 64, torch.bfloat16, "cuda", rows=3)
     assert (

@@ -30,7 +30,7 @@ def test_it_is_the_papers_recurrence() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_its_gradient_is_its_slope(length: int) -> None:
+def test_gradient_equals_finite_differences(length: int) -> None:
     assert torch.autograd.gradcheck(sru_scan, arguments(2, length, 3, torch.float64))
 
 

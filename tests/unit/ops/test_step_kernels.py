@@ -271,7 +271,7 @@ def test_interpreted_ranks(kind: str, pieces: int, count: int) -> None:
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of numbers that are none
 @pytest.mark.parametrize("bad", ["nan", "-nan", "inf"])
-def test_interpreted_ranks_of_what_is_no_number_are_none(bad: str) -> None:
+def test_interpreted_topk_of_nan_is_none(bad: str) -> None:
     from dragoman.ops.triton import topk_kernel
 
     x = logits_of("plain", 2, 300)
@@ -360,7 +360,7 @@ SUM = {
     ],
     ids=["past", "sentence", "topk_log_probs", "join"],
 )
-def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(
+def test_kernels_compile_for_hopper(
     module: str, name: str, constants: dict[str, Any], types: dict[str, str], warps: int
 ) -> None:
     """Numbers are read sixteen bytes at a time, which decides how fast they are, and attention
@@ -404,7 +404,7 @@ CALLS: dict[str, tuple[str, GuardedKernel, Callable[[], object]]] = {
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("name", CALLS)
-def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
+def test_a_kernel_that_does_not_run_is_reported_once_and_falls_back(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, kernel, call = CALLS[name]
@@ -420,7 +420,7 @@ def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_inputs_use_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("beam_attention_kernels", "add_norm_kernel", "topk_kernel"):
         missing(monkeypatch, module)
     assert compare_past(past(2, 2, 4, 16, 3, torch.float32)) < 1e-5
@@ -442,7 +442,7 @@ def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_when_ranks_are_compared_comes_row_by_row(
+def test_nonfinite_logits_use_the_reference_row_by_row(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference's result is used then: one row per beam, with NaN as the marker."""
@@ -525,7 +525,7 @@ def test_sums_with_their_norm_on_a_gpu_are_torchs(width: int, kind: str) -> None
 
 
 @needs_gpu
-def test_on_a_gpu_references_agree_with_kernels_that_are_recorded() -> None:
+def test_on_a_gpu_references_agree_with_kernels_that_are_captured() -> None:
     """Replayed with another step and other numbers, which only the device knows."""
     given = past(20, 8, 4, 64, 20, torch.float16, "cuda")
     attend_kv_cache(**given)

@@ -24,7 +24,7 @@ def test_the_first_of_the_largest_is_found(width: int, levels: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("place", [0, -1])
-def test_what_is_no_number_is_not_passed_over(width: int, place: int) -> None:
+def test_nan_is_not_skipped(width: int, place: int) -> None:
     x = torch.zeros(2, width)
     x[1, place] = torch.nan
     assert blocked_argmax(x).values.isnan().tolist() == [False, True]

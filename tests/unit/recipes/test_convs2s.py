@@ -53,7 +53,7 @@ def test_the_recipe_is_found_by_name_and_builds() -> None:
     assert count_parameters(model) == 7 * layer + 3 * attention + tables
 
 
-def test_the_wmt_recipe_is_the_released_15_layers_a_side() -> None:
+def test_wmt_recipe_has_the_released_15_layers_each() -> None:
     """`fconv_wmt_en_de`, counted by hand: kernels, projected residuals, fc1 and fc2, attention in
     every layer.
     """

@@ -95,12 +95,12 @@ def released(model: ModelConfig, blocks: tuple[str, ...], *, decoder: bool) -> l
     return [*found, "norm"] if norm else found
 
 
-def test_every_rung_is_here() -> None:
+def test_every_variant_is_registered() -> None:
     assert [name.removeprefix("domhan2018_") for name in NAMES] == list(RELEASED)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rung_is_the_released_architecture(name: str) -> None:
+def test_variant_equals_the_released_architecture(name: str) -> None:
     config: Config = RECIPES.load(name)()
     rung = name.removeprefix("domhan2018_")
     model = config.model
@@ -120,7 +120,7 @@ def test_a_rung_is_the_released_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_a_rung_generates_as_it_goes_forward_whatever_is_padded(name: str) -> None:
+def test_variant_decodes_incrementally_as_in_the_forward_pass(name: str) -> None:
     torch.manual_seed(0)
     model = (
         build_model(
@@ -141,7 +141,7 @@ def test_a_rung_generates_as_it_goes_forward_whatever_is_padded(name: str) -> No
         state = state.reorder(torch.tensor([1, 0, 3, 3]))
 
 
-def test_the_decoder_without_target_mixing_knows_one_word() -> None:
+def test_decoder_without_target_mixing_depends_on_the_last_token_only() -> None:
     """Table 5's `none`: earlier target tokens have no effect."""
     torch.manual_seed(0)
     model = build_model(

@@ -58,7 +58,7 @@ def test_the_miniature_parses_builds_and_is_small(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
-def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
+def test_miniature_keeps_the_block_types_of_the_recipe(name: str) -> None:
     recipe = read_config(recipe=name)
     small = mini(recipe)
     for now, was in (
@@ -88,7 +88,7 @@ def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
-def test_what_is_asked_for_wins(name: str) -> None:
+def test_explicit_settings_take_precedence(name: str) -> None:
     config = read_config(
         recipe=name,
         overrides=["model.width=32", "train.steps=7", "text.tokenizer=bpe", "text.vocab_size=300"],
@@ -103,7 +103,7 @@ def test_what_is_asked_for_wins(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
-def test_the_miniature_trains_until_validation_says_that_it_has_learnt(name: str) -> None:
+def test_the_miniature_trains_until_validation_has_converged(name: str) -> None:
     """The same for every recipe: no table of steps for names, and a schedule that does not depend
     on a planned end.
     """

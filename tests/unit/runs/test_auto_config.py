@@ -189,7 +189,7 @@ def test_no_validation_falls_a_few_steps_before_the_last(steps):
     assert steps / config.validate_every <= 8
 
 
-def test_what_a_person_set_is_not_fitted():
+def test_explicit_settings_are_not_fitted():
     config = apply_step_count(
         choose_config(MULTI30K, seconds=0, measure=None).config.replace(
             train={"validate_every": 7}

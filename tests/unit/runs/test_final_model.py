@@ -66,7 +66,7 @@ def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
 @pytest.mark.parametrize(
     ("count", "steps", "mean"), [(2, "3, 2", 2.5), (3, "3, 2, 1", 2.0), (9, "3, 2, 1", 2.0)]
 )
-def test_the_newest_steps_are_averaged_before_a_best_is_looked_for(run, count, steps, mean):
+def test_the_newest_checkpoints_are_averaged_before_the_best_is_searched(run, count, steps, mean):
     save_checkpoint(run, 1, 2, 3)
     run.keep_best(1)
     weights, told = select_weights(run, config(average_checkpoints=count))

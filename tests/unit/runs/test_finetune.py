@@ -118,7 +118,7 @@ def test_no_learning_leaves_the_model_as_it_was(corpus: Path, model: Path) -> No
     assert Bundle.load(out).tokenizers.src.digest == Bundle.load(model).tokenizers.src.digest
 
 
-def test_training_improves_on_the_new_text_and_the_schedule_is_told(
+def test_training_improves_on_the_new_text_and_the_schedule_is_reported(
     corpus: Path, model: Path
 ) -> None:
     told = Told()
@@ -210,7 +210,7 @@ def test_a_run_resumes_without_the_model(
         ),
     ],
 )
-def test_another_architecture_or_tokenizer_is_refused(
+def test_another_architecture_or_tokenizer_is_rejected(
     corpus: Path, model: Path, override: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -247,7 +247,7 @@ def test_the_command(corpus: Path, model: Path, capsys: pytest.CaptureFixture[st
     assert "train.init_from cannot change in the run" in capsys.readouterr().err
 
 
-def test_a_damaged_model_costs_a_line(corpus: Path, model: Path) -> None:
+def test_damaged_model_is_a_one_line_error(corpus: Path, model: Path) -> None:
     flip(model / "weights.safetensors")
     with pytest.raises(CorruptError, match=r"weights\.safetensors"):
         finetune_config(model)
@@ -442,7 +442,7 @@ def test_an_extended_run_resumes_and_is_fine_tuned_again(
     assert Translator.load(again, device="cpu").translate(["καλη"])
 
 
-def test_what_cannot_be_extended_is_refused(
+def test_models_that_cannot_be_extended_are_rejected(
     corpus: Path, imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"found an imported one in opus@\w+; leave it out"):

@@ -11,7 +11,7 @@ from dragoman.runs import resource_estimate
 from dragoman.runtime import device
 
 
-def test_a_model_larger_than_memory_is_refused_before_it_is_built(
+def test_a_model_larger_than_memory_is_rejected_before_it_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource_estimate, "_physical_memory", lambda: 4_000_000_000)
@@ -23,7 +23,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_built(
         resource_estimate.require_model_fits_memory(1_000_000_001)
 
 
-def test_where_the_system_does_not_say_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_free_memory_rejects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> int:
         raise ValueError(name)
 

@@ -132,7 +132,7 @@ def test_few_validation_sentences_calibrate_nothing(corpus):
     assert "## Confidence" not in (out / "card.md").read_text()
 
 
-def test_more_updates_go_on_from_where_it_was(corpus):
+def test_more_steps_continue_the_run(corpus):
     """Resuming needs no arithmetic about absolute steps (OpenNMT-py#1364)."""
     config = configured(corpus, "train.schedule=constant")
     whole = train(configured(corpus, "train.schedule=constant", "train.steps=8"), corpus / "whole")
@@ -155,7 +155,7 @@ def test_a_run_that_ended_before_its_model_was_written_writes_it(corpus):
     assert (out / "manifest.json").exists()
 
 
-def test_a_finished_run_says_that_nothing_is_left(corpus):
+def test_a_finished_run_reports_that_nothing_is_left(corpus):
     """A run without steps left reports it (OpenNMT-py#886)."""
     train(configured(corpus), corpus / "model")
     told = Told()
@@ -163,7 +163,7 @@ def test_a_finished_run_says_that_nothing_is_left(corpus):
     assert any("nothing to do" in note and "all 6 steps done" in note for note in told.notes)
 
 
-def test_a_run_that_goes_on_must_be_the_same_run(corpus):
+def test_a_run_that_continues_must_be_the_same_run(corpus):
     train(configured(corpus), corpus / "model")
     with pytest.raises(ConfigError, match=r"model.width cannot change in the run") as caught:
         train(configured(corpus, "model.width=32", "train.seed=9"), corpus / "model", resume=True)
@@ -267,7 +267,7 @@ def test_an_empty_corpus_is_named(tmp_path):
         measure_corpus(ParallelFiles(tmp_path / "none.src", tmp_path / "none.tgt"))
 
 
-def test_a_run_that_fails_while_preparing_says_so_in_its_status(corpus):
+def test_a_run_that_fails_while_preparing_reports_it_in_its_status(corpus):
     """Some launchers lose the exit code; status.json keeps it."""
     (corpus / "a.tgt").write_text("one line\n")
     with pytest.raises(DataError, match="150 and 1"):
@@ -319,7 +319,7 @@ def test_a_budget_that_leaves_no_time_to_train(corpus):
     assert not OutputDirectory(corpus / "model").has_run, "the next attempt may be another"
 
 
-def test_a_vocabulary_that_was_fitted_is_never_a_persons_mistake(corpus):
+def test_fitted_vocabulary_size_never_raises_a_user_error(corpus):
     config = configured(
         corpus,
         "train.steps=1",
@@ -340,7 +340,7 @@ def test_a_vocabulary_that_was_fitted_is_never_a_persons_mistake(corpus):
     assert OutputDirectory(out).config().text.vocab_size < 500
 
 
-def test_one_file_for_both_sides_is_told(corpus):
+def test_one_file_for_both_sides_is_reported(corpus):
     told = Told()
     train(
         configured(corpus, f"data.tgt={corpus / 'a.src'}", "train.steps=1"),
@@ -368,7 +368,7 @@ def test_what_is_no_configuration(config, found, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_place_below_a_file(tmp_path):
+def test_path_below_a_file_is_rejected(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(
         ConfigError, match=r"--out must be in a directory; found .*model below the file .*notes"
@@ -376,7 +376,7 @@ def test_a_place_below_a_file(tmp_path):
         OutputDirectory(tmp_path / "notes" / "model")
 
 
-def test_what_a_run_leaves_out_is_told_once(corpus):
+def test_skipped_pairs_are_reported_once(corpus):
     """Any pair left out is counted and shown (OpenNMT-py#1161)."""
     for side in ("a.src", "a.tgt"):
         with (corpus / side).open("a") as file:
@@ -650,7 +650,7 @@ def test_a_dry_run_names_what_it_wrote(corpus):
     assert not (corpus / "model").exists()
 
 
-def test_a_dry_run_refuses_what_the_run_would(corpus, monkeypatch):
+def test_a_dry_run_rejects_what_the_run_would(corpus, monkeypatch):
     out = corpus / "model"
     begun_without_a_checkpoint(corpus, monkeypatch)
     with pytest.raises(ConfigError, match="found 32 instead of 16"):
@@ -728,7 +728,7 @@ def asked_to_stop(monkeypatch):
         ),
     ],
 )
-def test_a_stop_says_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at, times, words):
+def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at, times, words):
     asked_to_stop(at, times)
     with pytest.raises(StoppedError) as caught:
         train(configured(corpus), corpus / "my model")
@@ -741,7 +741,7 @@ def test_a_stop_says_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at,
     )
 
 
-def test_a_fitted_run_is_as_long_as_it_says(corpus):
+def test_fitted_run_is_as_long_as_announced(corpus):
     """It announced 60 epochs and trained 34, because words were counted, not tokens."""
     for side in ("src", "tgt"):
         text = (corpus / f"a.{side}").read_text()

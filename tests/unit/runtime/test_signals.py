@@ -80,7 +80,7 @@ def test_installing_twice_changes_nothing():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_install_refuses_another_thread():
+def test_install_rejects_another_thread():
     found = []
 
     def other() -> None:

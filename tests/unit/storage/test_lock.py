@@ -25,7 +25,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_owner_is_refused_with_the_first_one_s_number(tmp_path):
+def test_second_owner_is_rejected_with_the_pid_of_the_first(tmp_path):
     first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
     first.acquire()
     before = (tmp_path / "lock").read_bytes()

@@ -115,7 +115,7 @@ def rewrite(place, change) -> None:
     (place / manifest.MANIFEST_NAME).write_bytes(manifest.canonical_json(content))
 
 
-def test_another_format_is_refused_not_called_damage(tmp_path):
+def test_another_format_is_rejected_not_called_damage(tmp_path):
     place = make(tmp_path / "d")
     rewrite(place, lambda content: content.update(format=2))
     with pytest.raises(BundleError, match="format 2"):

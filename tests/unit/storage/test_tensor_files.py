@@ -103,7 +103,7 @@ def test_others_may_read(tmp_path):
         ),
     ],
 )
-def test_another_model_s_file_is_refused(tmp_path, change, found):
+def test_another_model_s_file_is_rejected(tmp_path, change, found):
     write_tensors(tmp_path / "t", some())
     expected = {name: tensor.to("meta") for name, tensor in some().items()}
     read_tensors(tmp_path / "t", expected=expected)
@@ -132,7 +132,7 @@ ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
         ("{", "cannot be read"),
     ],
 )
-def test_hostile_headers_are_refused(tmp_path, header, found):
+def test_hostile_headers_are_rejected(tmp_path, header, found):
     """safetensors itself accepts repeated names and names with `..`."""
     raw(tmp_path / "t", header, b"\0" * 4)
     with pytest.raises(CorruptError, match=r"cannot be read|the tensor name") as caught:
@@ -147,7 +147,7 @@ def test_a_giant_header_is_not_read(tmp_path):
         read_header(tmp_path / "t")
 
 
-def test_too_many_tensors_are_refused(tmp_path):
+def test_too_many_tensors_are_rejected(tmp_path):
     raw(
         tmp_path / "t",
         json.dumps(

@@ -298,7 +298,7 @@ def test_bad_records_are_reported_with_their_line() -> None:
         fit_task(configure(attribute_field="facts", pooling="max"), records)
 
 
-def test_subwords_are_refused() -> None:
+def test_subwords_are_rejected() -> None:
     config = configure().replace(text={"tokenizer": "bpe"})
     with pytest.raises(ConfigError, match=r"words, characters or bytes.*found bpe"):
         fit_task(config, make_records(20, seed=0))

@@ -197,7 +197,7 @@ def test_it_learns_from_both_sides(name: str, tmp_path: Path) -> None:
     assert loss < 1.0
 
 
-def test_the_order_of_letters_is_told(tmp_path: Path) -> None:
+def test_order_objective_learns_the_order_of_letters(tmp_path: Path) -> None:
     config, lines = masked_config("order", segment=8), [" ".join("abcdefghijklmnopqrst")] * 40
     trainer = trained(tmp_path, config, lines, steps=150)
     metrics = evaluate(task_of(config, lines), trainer.model, lines[:9])

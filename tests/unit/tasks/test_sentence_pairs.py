@@ -131,7 +131,7 @@ def test_swapped_copies_have_scores_and_no_labels():
     assert len(task.collate(store, np.array([0, 1]))) == 2
 
 
-def test_a_score_shares_its_probability_among_its_neighbors():
+def test_score_splits_its_probability_between_adjacent_integers():
     logits = torch.randn(3, 5)
     scores = torch.tensor([4.6, 1.0, math.nan])
     log_probs = logits.log_softmax(1)

@@ -44,7 +44,7 @@ def record(**fields: Any) -> Record:
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_padding_and_neighbours_change_nothing(name: str) -> None:
+def test_padding_and_other_rows_change_nothing(name: str) -> None:
     task, model = build(name)
     model.eval()
     store = task.encode(make_records(6, seed=5))

@@ -169,7 +169,7 @@ def loss_in_training(dropout: float = 0.1, **settings: float):
 
 
 @pytest.mark.parametrize("settings", [{"r_drop": 5.0}, {"simcut": 3.0, "simcut_probability": 0.0}])
-def test_two_equal_passes_have_the_plain_loss(settings) -> None:
+def test_two_equal_forward_passes_have_the_plain_loss(settings) -> None:
     """Without dropout both passes are the same, and their divergence is zero."""
     plain_model, plain = loss_in_training(dropout=0.0)
     model, found = loss_in_training(dropout=0.0, **settings)

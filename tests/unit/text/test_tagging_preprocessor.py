@@ -167,7 +167,7 @@ def test_files_give_the_same_text_back() -> None:
         np.testing.assert_array_equal(again.auxiliary_ids(sentence), text.auxiliary_ids(sentence))
 
 
-def test_bad_files_are_refused() -> None:
+def test_bad_files_are_rejected() -> None:
     text = build()
     config = Config(task="tag", tag=text.config)
     files = text.to_files()

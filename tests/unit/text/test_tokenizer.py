@@ -152,7 +152,7 @@ def test_normalising_twice_changes_nothing_more(form: str, text: str) -> None:
     assert normalize(once, form) == once
 
 
-def test_unknown_form_is_answered_with_the_nearest() -> None:
+def test_unknown_form_suggests_the_nearest() -> None:
     with pytest.raises(DataError, match=r"found 'nfcc'; did you mean nfc\?"):
         normalize("ä", "nfcc")
 
@@ -172,7 +172,7 @@ def test_digest_covers_what_decides_the_ids(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_too_large_a_vocabulary_is_answered_with_the_largest_that_works(kind: str) -> None:
+def test_too_large_a_vocabulary_suggests_the_largest_that_works(kind: str) -> None:
     with pytest.raises(DataError) as caught:
         Tokenizer.train(GERMAN + ENGLISH, small(tokenizer=kind, vocab_size=8000))
     message = str(caught.value)
@@ -186,7 +186,7 @@ def test_too_large_a_vocabulary_is_answered_with_the_largest_that_works(kind: st
         Tokenizer.train(GERMAN + ENGLISH, small(tokenizer=kind, vocab_size=largest + 1))
 
 
-def test_too_small_a_vocabulary_says_how_large_it_must_be() -> None:
+def test_too_small_a_vocabulary_reports_how_large_it_must_be() -> None:
     with pytest.raises(
         DataError, match=r"at least \d+ to cover this corpus's characters; found 270"
     ):
@@ -393,7 +393,7 @@ def test_invalid_text_json_is_named(
         load_tokenizers(folder)
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_file_that_is_no_model_is_rejected(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = _saved(tmp_path / "text", tokenizer)
     (folder / "shared.model").write_bytes(b"not a model")
     with pytest.raises(BundleError, match="found 11 bytes of another format"):
@@ -413,7 +413,7 @@ def test_models_with_other_special_ids_are_rejected() -> None:
         Tokenizer(writer.getvalue(), algorithm="unigram", normalization="nfc")
 
 
-def test_text_json_says_what_the_models_are(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_text_json_describes_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = _saved(tmp_path / "text", tokenizer)
     assert json.loads((folder / "text.json").read_text()) == {
         "format": 1,

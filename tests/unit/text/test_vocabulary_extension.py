@@ -34,7 +34,7 @@ def config(algorithm: str, vocab_size: int, *, byte_fallback: bool = False) -> T
     return TextConfig(tokenizer=algorithm, vocab_size=vocab_size, byte_fallback=byte_fallback)
 
 
-def test_bpe_goes_on_as_if_it_had_been_trained_with_a_larger_vocabulary() -> None:
+def test_bpe_continues_as_if_it_had_been_trained_with_a_larger_vocabulary() -> None:
     lines = make_lines(4)  # of those tried, one in which no pairs are equally frequent
     small, large = (Tokenizer.train(lines, config("bpe", size)) for size in (40, 70))
     extended = extend_tokenizer(small, lines, 30, config("bpe", 40))

@@ -9,7 +9,7 @@ from torch import nn
 from dragoman.training.ema import EMA
 
 
-def test_the_average_follows_by_the_written_rule() -> None:
+def test_ema_follows_its_equation() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 0.0)
     average = EMA(model, decay=0.5)

@@ -34,7 +34,7 @@ def test_no_step_has_a_learning_rate_of_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_a_schedule_has_no_memory(name: str) -> None:
+def test_schedule_is_a_function_of_the_step(name: str) -> None:
     """A resumed run must find the same rate without a saved scheduler (joeynmt#172)."""
     forwards = [rate(name, update, steps=50, warmup_steps=10) for update in range(1, 51)]
     assert [
@@ -42,7 +42,7 @@ def test_a_schedule_has_no_memory(name: str) -> None:
     ] == forwards[::-1]
 
 
-def test_constant_stays() -> None:
+def test_constant_schedule_is_constant_after_warm_up() -> None:
     assert rate("constant", 10_000, learning_rate=3e-4, warmup_steps=10) == 3e-4
     assert rate("constant", 1, learning_rate=3e-4, warmup_steps=0) == 3e-4
 
@@ -79,7 +79,7 @@ def test_linear_by_hand() -> None:
     ] == pytest.approx([1.0, 0.5, 0.01, 0.0, 0.0])
 
 
-def test_wsd_stays_and_then_falls() -> None:
+def test_wsd_schedule_is_constant_and_then_decays() -> None:
     settings = {"learning_rate": 1.0, "warmup_steps": 10, "steps": 99, "cooldown_fraction": 0.2}
     assert [rate("wsd", update, **settings) for update in (10, 50, 79)] == [1.0, 1.0, 1.0]
     assert [rate("wsd", update, **settings) for update in (80, 89, 99)] == pytest.approx(
@@ -87,7 +87,7 @@ def test_wsd_stays_and_then_falls() -> None:
     )
 
 
-def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'cosin'.*cosine"):
         SCHEDULES["cosin"]
     with pytest.raises(ConfigError, match=r"'adammm'.*adam"):

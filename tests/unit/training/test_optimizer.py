@@ -269,7 +269,7 @@ def test_a_loaded_state_is_a_copy() -> None:
     assert torch.equal(tensors["0.weight.exp_avg"], kept)
 
 
-def test_a_state_that_does_not_fit_is_refused_by_name() -> None:
+def test_a_state_that_does_not_fit_is_rejected_by_name() -> None:
     model = make_model()
     optimizer = OPTIMIZERS.load("adam")(model, TrainConfig())
     take_step(model, optimizer)

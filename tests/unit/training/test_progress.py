@@ -127,7 +127,7 @@ def test_a_phase_of_unknown_length_has_no_estimate() -> None:
     assert stream.getvalue().splitlines()[0] == "reading: 6, 2 items/s"
 
 
-def test_a_skipped_update_does_not_spoil_the_loss_shown() -> None:
+def test_a_skipped_step_does_not_spoil_the_loss_shown() -> None:
     meter = TrainingMeter(steps=10, clock=Clock())
     meter.update(record(1, nll=2.0))
     meter.update(record(2) | {"nll": float("nan"), "skipped": True})
@@ -173,7 +173,7 @@ def test_the_display_fits_the_stream() -> None:
     assert isinstance(open_progress(io.StringIO(), live=True), LiveProgress)
 
 
-def test_quiet_is_quiet() -> None:
+def test_quiet_progress_prints_nothing() -> None:
     progress = QuietProgress()
     with progress.training(steps=3) as view, progress.phase("x", 3) as phase:
         view.update(record(1))

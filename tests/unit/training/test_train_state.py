@@ -6,7 +6,7 @@ import random
 from dragoman.training.train_state import MAX_CONSECUTIVE_SKIPS, SPIKE_WINDOW, DivergenceDetector
 
 
-def test_ten_in_a_row_are_too_many_and_nine_are_not() -> None:
+def test_ten_bad_steps_in_a_row_are_divergence_and_nine_are_not() -> None:
     watch = DivergenceDetector()
     assert [watch.record_skip(update) for update in range(1, MAX_CONSECUTIVE_SKIPS)] == [False] * (
         MAX_CONSECUTIVE_SKIPS - 1
@@ -17,7 +17,7 @@ def test_ten_in_a_row_are_too_many_and_nine_are_not() -> None:
     assert [watch.record_skip(update) for update in range(1, MAX_CONSECUTIVE_SKIPS + 1)][-1]
 
 
-def test_more_than_one_in_a_hundred_of_the_last_thousand_are_too_many() -> None:
+def test_more_than_one_percent_bad_steps_of_the_last_thousand_are_divergence() -> None:
     watch = DivergenceDetector()
     outcomes = []
     for update in range(1, 2000):
@@ -67,6 +67,6 @@ def test_spike_is_six_standard_deviations_high() -> None:
     assert watch.suspect
 
 
-def test_the_first_updates_of_a_run_are_no_spikes() -> None:
+def test_the_first_steps_of_a_run_are_no_spikes() -> None:
     watch = DivergenceDetector()
     assert not any(watch.record_loss(loss) for loss in [9.0, 8.0, 30.0, 7.0])

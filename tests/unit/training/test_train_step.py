@@ -93,7 +93,7 @@ def test_replayed_gradients_accumulate(
     assert replayed._compute_gradients._graphs
 
 
-def test_accumulated_updates_equal_one_big_update() -> None:
+def test_accumulated_micro_batches_equal_one_big_batch_step() -> None:
     models = [tiny_model(dropout=0.0).train() for _ in range(2)]
     for model, groups in zip(
         models, ([list(range(24))], [list(range(3)), list(range(3, 24))]), strict=True

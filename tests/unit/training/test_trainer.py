@@ -66,7 +66,7 @@ def test_log_has_a_line_per_step_with_all_metrics(tmp_path) -> None:
     )
 
 
-def test_checkpoints_come_every_so_often_and_at_the_end(tmp_path) -> None:
+def test_checkpoints_are_saved_at_the_interval_and_at_the_end(tmp_path) -> None:
     train(tmp_path, steps=10, keep_checkpoints=5)
     assert RunDirectory(tmp_path).steps() == [4, 8, 10]
     status = json.loads((tmp_path / "status.json").read_text())
@@ -204,7 +204,7 @@ def test_training_stops_once_validation_sentences_are_exactly_right(
         assert (again.step, again.stopped) == (step, stopped)
 
 
-def test_the_best_by_bleu_is_the_highest(tmp_path) -> None:
+def test_best_checkpoint_by_bleu_has_the_highest_score(tmp_path) -> None:
     scores = iter([5.0, 9.0, 7.0])
     _, result = train(
         tmp_path,
@@ -217,7 +217,7 @@ def test_the_best_by_bleu_is_the_highest(tmp_path) -> None:
     assert result.best["bleu"] == 9.0
 
 
-def test_the_last_update_is_validated_whatever_the_interval(tmp_path) -> None:
+def test_the_last_step_is_validated_whatever_the_interval(tmp_path) -> None:
     calls = []
     train(
         tmp_path,

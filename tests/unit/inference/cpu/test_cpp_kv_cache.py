@@ -15,7 +15,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 
 @pytest.mark.parametrize(("step", "banned"), [(1, {PAD, BOS, EOS, UNK}), (2, {PAD, BOS, UNK})])
-def test_only_what_may_be_produced_is_left(step: int, banned: set[int]) -> None:
+def test_only_allowed_tokens_keep_their_logits(step: int, banned: set[int]) -> None:
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
     left = mask_invalid_tokens(
         logits.clone(), forced=np.array([-1, -1, EOS if step == 2 else 5]), step=step, min_length=2

@@ -98,7 +98,7 @@ def run(
 @needs_kernels
 @pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: type(each).__name__)
-def test_a_compiled_model_finds_what_the_model_finds(wiring: str, strategy: Any) -> None:
+def test_cpp_transformer_search_equals_the_model(wiring: str, strategy: Any) -> None:
     """Long enough that caches grow, rows finish at different steps, and beams are reordered."""
     model = make(**WIRINGS[wiring])
     for ours, theirs in zip(run(compiled(model), strategy), run(model, strategy), strict=True):
@@ -127,7 +127,7 @@ def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
 @needs_kernels
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names instructions of x86")
 @pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
-def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: Path) -> None:
+def test_cpus_with_shorter_simd_vectors_compute_the_same(without: str, tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
     compiler = next(filter(None, map(shutil.which, kernel_library.COMPILERS)))
     flags = ["-O1" if each == "-O3" else each for each in kernel_compiler.COMPILER_FLAGS]
@@ -162,7 +162,7 @@ def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: P
 
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_row_has_the_same_numbers_in_every_batch(precision: str) -> None:
+def test_row_is_bit_exact_in_every_batch(precision: str) -> None:
     """Bit-exact, for every row count with its own kernel path."""
     form = compiled(make(), precision)
     sources = [[4 + (3 * at + number) % 30 for at in range(1 + number % 5)] for number in range(27)]
@@ -182,7 +182,7 @@ def test_a_row_has_the_same_numbers_in_every_batch(precision: str) -> None:
 
 
 @needs_kernels
-def test_reordering_beams_is_what_copying_their_caches_would_be() -> None:
+def test_reordering_beams_equals_copying_their_caches() -> None:
     model = make()
     form = compiled(model)
     with torch.inference_mode():
@@ -211,7 +211,7 @@ def test_reordering_beams_is_what_copying_their_caches_would_be() -> None:
 
 
 @needs_kernels
-def test_rows_of_beams_become_sentences_of_their_own() -> None:
+def test_beams_can_be_selected_as_separate_sentences() -> None:
     """Also two of one sentence, which then write different things into what was one cache."""
     form = compiled(make())
     with torch.inference_mode():
@@ -228,7 +228,7 @@ def test_rows_of_beams_become_sentences_of_their_own() -> None:
 
 
 @needs_kernels
-def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(
+def test_int8_is_close_to_the_model_and_to_torch_int8(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make()
@@ -277,7 +277,7 @@ def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("at", [0, 70, 129])
-def test_what_is_no_number_is_told(at: int) -> None:
+def test_nan_is_reported(at: int) -> None:
     backend = compiled(make()).search_backend
     x = torch.linspace(3.0, 0.0, 130).repeat(2, 1)
     x[1, at] = torch.nan
@@ -300,7 +300,9 @@ def test_what_is_no_number_is_told(at: int) -> None:
         ({"width": 36}, "encoder.0 has width 36, no multiple of 16"),
     ],
 )
-def test_what_the_kernels_do_not_know_is_frozen(settings: dict[str, Any], found: str) -> None:
+def test_unsupported_models_use_the_packed_torch_backend(
+    settings: dict[str, Any], found: str
+) -> None:
     model = make(**settings)
     assert cpp_unsupported_reason(model) == found
     assert isinstance(convert_model(model, FLOAT32).model, TorchTransformer)
@@ -318,7 +320,7 @@ def request() -> SearchRequest:
 
 
 @pytest.mark.parametrize("compiler", ["", "not-a-compiler", "fails"])
-def test_without_a_compiler_the_result_is_the_same_and_that_is_said(
+def test_without_a_compiler_the_result_is_the_same_and_that_is_reported(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make()

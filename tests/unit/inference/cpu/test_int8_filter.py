@@ -135,7 +135,7 @@ def assert_same_way(form: CppTransformer, rows: int, steps: int = 6) -> None:
 @needs_kernels
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_largest_is_found_to_the_last_bit(setting: str, precision: str) -> None:
+def test_argmax_is_bit_exact(setting: str, precision: str) -> None:
     form = compiled(make(**SETTINGS[setting]), precision)
     for rows in (1, 2, 13, 27):
         assert_same_way(form, rows)
@@ -143,7 +143,7 @@ def test_the_largest_is_found_to_the_last_bit(setting: str, precision: str) -> N
 
 @needs_int8
 @pytest.mark.parametrize("width", [16, 48, 512])
-def test_no_product_is_further_from_its_rough_value_than_the_bound(width: int) -> None:
+def test_no_logit_is_further_from_its_int8_value_than_the_bound(width: int) -> None:
     """By the definition in `screening.h`, in float64; outliers make the bound wide, and plain
     numbers leave it narrow.
     """
@@ -179,7 +179,7 @@ def test_no_product_is_further_from_its_rough_value_than_the_bound(width: int) -
 
 
 @needs_int8
-def test_few_are_multiplied_in_float32() -> None:
+def test_few_logits_are_computed_in_float32() -> None:
     form = compiled(make())
     assert_same_way(form, 27)
     held: Any = form.greedy_decoder.int8_filter
@@ -188,7 +188,7 @@ def test_few_are_multiplied_in_float32() -> None:
 
 
 @needs_int8
-def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() -> None:
+def test_ties_go_to_the_first_token_and_near_ties_to_the_larger_logit() -> None:
     model = make(tie_embeddings="none")
     with torch.no_grad():
         weight: Any = model.output_weight
@@ -213,7 +213,7 @@ def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() 
 
 
 @needs_int8
-def test_where_all_tokens_are_nearly_as_good_the_filter_is_given_up(
+def test_filter_is_disabled_where_all_logits_are_nearly_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpp_transformer, "_MIN_OBSERVED_ROWS", 50)
@@ -230,7 +230,7 @@ def test_where_all_tokens_are_nearly_as_good_the_filter_is_given_up(
     assert held._rows == before, "the whole product is used from then on"
 
 
-def test_a_screen_is_judged_when_enough_is_known() -> None:
+def test_filter_is_judged_after_enough_rows() -> None:
     held = AdaptiveInt8Filter(
         pack_int8_filter(torch.randn(64, 16), torch.randn(64), panel=32, lanes=16)
     )
@@ -247,7 +247,7 @@ def test_a_screen_is_judged_when_enough_is_known() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
-def test_what_is_no_number_is_told_unless_it_may_not_come(precision: str) -> None:
+def test_nan_is_reported_unless_the_token_is_forbidden(precision: str) -> None:
     model = make(tie_embeddings="none")
     fitted = compiled(model, precision)  # int8's ranges are made from sound weights
     weight: Any = model.output_weight
@@ -287,7 +287,7 @@ def test_what_is_no_number_is_told_unless_it_may_not_come(precision: str) -> Non
 
 @needs_int8
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, 3e38, 1e30, torch.nan])
-def test_a_damaged_stream_is_not_screened_away(value: float) -> None:
+def test_nonfinite_hidden_states_disable_the_filter(value: float) -> None:
     """Nothing bounds it, so all logits are computed in float32."""
     model = make()
     with torch.no_grad():
@@ -343,7 +343,7 @@ def test_a_search_without_scores_finds_what_one_with_scores_finds(
 
 
 @needs_kernels
-def test_rows_that_end_leave_and_the_others_go_on() -> None:
+def test_rows_that_end_leave_and_the_others_continue() -> None:
     model = make(tie_embeddings="none")
     with torch.no_grad():
         weight: Any = model.output_weight
@@ -368,7 +368,7 @@ def test_rows_that_end_leave_and_the_others_go_on() -> None:
 
 
 @needs_kernels
-def test_a_shortlist_is_kept_to() -> None:
+def test_greedy_decoding_keeps_to_the_shortlist() -> None:
     form = compiled(make())
     allowed = [np.array([EOS, *range(20 + number, 900, 5)]) for number in range(5)]
 
@@ -466,7 +466,7 @@ def test_long_outputs_grow_the_cache(precision: str) -> None:
 
 
 @needs_kernels
-def test_no_rows_are_no_outputs() -> None:
+def test_zero_rows_give_zero_outputs() -> None:
     form = compiled(make())
     none = form.start(encoded(form, 3)).select(torch.empty(0, dtype=torch.long))
     assert form.greedy_decoder.decode(

@@ -89,7 +89,7 @@ def request(numbers: Any = range(5), **more: Any) -> SearchRequest:
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 22])
-def test_counting_is_what_a_loop_counts(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_equal_a_plain_loop(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortlist, "_MAX_PENDING", at_once)
     found = counted()
     both, left, right = Counter[tuple[int, int]](), Counter[int](), Counter[int]()
@@ -155,7 +155,7 @@ def test_texts_are_tokenized_and_counted(tmp_path: Path) -> None:
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("settings", [{}, {"embedding_width": 9}], ids=["", "narrow"])
-def test_what_is_listed_is_scored_to_the_last_bit_and_the_rest_is_not(
+def test_listed_tokens_have_bit_exact_scores_and_others_none(
     precision: str, settings: dict[str, Any]
 ) -> None:
     form = convert_model(make(**settings), precision).model
@@ -216,7 +216,7 @@ def test_a_list_of_everything_changes_nothing_and_a_prefix_may_be_unlisted() -> 
     assert [each[0].tokens[0] for each in found] == unlisted
 
 
-def test_a_model_that_scores_all_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_without_shortlist_support_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     model = make(activation="swiglu")
     native_engine._warn_shortlist_unused.cache_clear()
     engine = NativeEngine(lambda: model, shortlist=counted())

@@ -104,7 +104,7 @@ WIRINGS: dict[str, dict[str, Any]] = {
     [GreedySearch(), BeamSearch(4, 4), BeamSearch(3), Sampling(samples=2)],
     ids=lambda each: type(each).__name__,
 )
-def test_a_frozen_model_finds_what_the_model_finds(wiring: str, strategy: Any) -> None:
+def test_packed_model_search_equals_the_model(wiring: str, strategy: Any) -> None:
     """Long enough that caches grow, rows finish at different steps, and beams are reordered."""
     model = make(**WIRINGS[wiring])
     assert torch_unsupported_reason(model) == ""
@@ -116,7 +116,7 @@ def test_a_frozen_model_finds_what_the_model_finds(wiring: str, strategy: Any) -
             torch.testing.assert_close(one.log_probs, other.log_probs, atol=1e-4, rtol=1e-4)
 
 
-def test_reordering_beams_is_what_copying_their_caches_would_be() -> None:
+def test_reordering_beams_equals_copying_their_caches() -> None:
     model = make()
     frozen = TorchTransformer(model, plain_linear)
     with torch.inference_mode():
@@ -144,7 +144,7 @@ def test_reordering_beams_is_what_copying_their_caches_would_be() -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_of_beams_become_sentences_of_their_own() -> None:
+def test_beams_can_be_selected_as_separate_sentences() -> None:
     model = make()
     frozen = TorchTransformer(model, plain_linear)
     with torch.inference_mode():
@@ -169,7 +169,7 @@ def test_rows_of_beams_become_sentences_of_their_own() -> None:
         ({"qk_norm": "layer"}, "another kind of attention heads"),
     ],
 )
-def test_what_has_no_frozen_form_runs_as_it_is(
+def test_unsupported_models_run_unpacked(
     settings: dict[str, Any], found: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make(**settings)
@@ -188,7 +188,7 @@ def test_what_has_no_frozen_form_runs_as_it_is(
     assert ours[0].tokens == plainly.tokens
 
 
-def test_scores_are_left_out_where_nobody_wants_them() -> None:
+def test_scores_are_omitted_unless_requested() -> None:
     model = make()
     with_scores, without = (
         run(TorchTransformer(model, packed_linear), GreedySearch(), return_scores=return_scores)
@@ -199,7 +199,7 @@ def test_scores_are_left_out_where_nobody_wants_them() -> None:
     assert all(each.log_probs == [] and each.score == 0.0 for [each] in without)
 
 
-def test_whoever_watches_or_edits_a_model_sees_the_engine_follow() -> None:
+def test_engine_follows_recording_and_editing_of_the_model() -> None:
     model = make()
     native = NativeEngine(lambda: model)
     plainly = native.generate(request())
@@ -217,7 +217,7 @@ def test_whoever_watches_or_edits_a_model_sees_the_engine_follow() -> None:
     assert [each[0].log_probs for each in edited] != [each[0].log_probs for each in plainly]
 
 
-def test_a_hook_and_a_verb_of_somebodys_own_are_heeded() -> None:
+def test_user_hooks_and_overridden_methods_are_respected() -> None:
     model = make()
     native = NativeEngine(lambda: model)
     plainly = [each[0].log_probs for each in native.generate(request())]
@@ -255,7 +255,7 @@ def test_workers_leave_the_number_of_threads_as_it_was() -> None:
 
 @needs_int8
 @pytest.mark.parametrize("size", [(24, 16), (1100, 1000)], ids=["fbgemm", "onednn"])
-def test_an_int8_product_is_rounded_and_no_more(size: tuple[int, int]) -> None:
+def test_int8_matmul_error_is_rounding_only(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(*size), torch.randn(size[0]), torch.randn(7, size[1])
     exact = torch.nn.functional.linear(x, weight, bias)
@@ -270,7 +270,7 @@ def test_an_int8_product_is_rounded_and_no_more(size: tuple[int, int]) -> None:
 
 
 @needs_int8
-def test_int8_does_not_depend_on_neighbours() -> None:
+def test_int8_does_not_depend_on_other_rows() -> None:
     """To the last bit: sums are whole numbers, and ranges are the model's own."""
     model = make()
     native = NativeEngine(lambda: model, precision=INT8, pairs=lambda: [(SOURCES[0], SOURCES[1])])
@@ -298,7 +298,7 @@ def test_int8_is_close_to_the_model() -> None:
     assert 1e-5 < (exact - rounded).abs().max() < 0.25
 
 
-def test_a_packed_product_is_the_plain_one() -> None:
+def test_packed_matmul_equals_the_plain_one() -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(512, 300), torch.randn(512)
     for rows, (relu, given) in itertools.product(
@@ -313,7 +313,7 @@ def test_a_packed_product_is_the_plain_one() -> None:
         )
 
 
-def test_a_torch_without_packing_multiplies_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_packed_kernels_plain_matmul_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("no such layout")
 

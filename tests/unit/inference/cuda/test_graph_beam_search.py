@@ -150,7 +150,7 @@ WIRINGS: dict[str, dict[str, Any]] = {
     [GreedySearch(), BeamSearch(4, 4), BeamSearch(3, penalty=WuLengthPenalty(0.0))],
     ids=["greedy", "n best", "beam"],
 )
-def test_recorded_steps_find_what_the_model_finds(wiring: str, strategy: Any) -> None:
+def test_graph_search_equals_the_model(wiring: str, strategy: Any) -> None:
     """Long enough that the cached length grows, sentences finish at different steps, and beams are
     reordered.
     """
@@ -165,7 +165,9 @@ def test_recorded_steps_find_what_the_model_finds(wiring: str, strategy: Any) ->
     assert beam.num_graphs
 
 
-def test_done_sentences_are_dropped_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_done_sentences_are_dropped_and_the_others_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = make(end=3.0)
     rows = sources(60)
     asked = request(rows, limits=[30 if at % 9 == 0 else 3 for at in range(60)])
@@ -185,7 +187,7 @@ def test_done_sentences_are_dropped_and_the_others_go_on(monkeypatch: pytest.Mon
     assert seen[-1] == 8
 
 
-def test_no_batch_leaves_anything_behind_for_the_next() -> None:
+def test_no_state_is_left_between_batches() -> None:
     """Of other sizes, lengths and beams, in the same memory."""
     model = make(end=2.0)
     beam = GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again)
@@ -197,7 +199,7 @@ def test_no_batch_leaves_anything_behind_for_the_next() -> None:
         same(run(beam, asked), plainly(model, asked))
 
 
-def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
+def test_captured_graphs_use_fixed_addresses() -> None:
     """Only a GPU notices a tensor that moved: here the addresses are compared."""
     model = make(end=2.0)
 
@@ -239,7 +241,7 @@ def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
     assert beam.num_graphs
 
 
-def test_memory_that_recordings_shared_is_not_used_after_the_last_of_them(
+def test_pool_memory_is_not_used_after_the_last_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As torch has it: a pool that no graph holds any more must not be captured into."""
@@ -269,7 +271,7 @@ def test_memory_that_recordings_shared_is_not_used_after_the_last_of_them(
     assert beam.num_graphs
 
 
-def test_an_end_may_be_forbidden_at_first() -> None:
+def test_min_length_forbids_eos() -> None:
     model = make(end=9.0)
     asked = request(sources(5), BeamSearch(3), min_length=2)
     found = run(GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again), asked)
@@ -316,7 +318,7 @@ def test_weights_kept_in_half_precision_search_too() -> None:
     )
 
 
-def test_what_cannot_be_recorded_is_said_once_and_computed_plainly(
+def test_failed_capture_is_reported_once_and_runs_eagerly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse(action: Callable[[], None]) -> Callable[[], None]:
@@ -332,7 +334,7 @@ def test_what_cannot_be_recorded_is_said_once_and_computed_plainly(
     assert beam.num_graphs == 0
 
 
-def test_recordings_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_beam_search, "MAX_GRAPHS", 3)
     beam = GraphBeamSearch(CudaTransformer(make(end=1.0), torch.float32), graph_capturer=again)
     for seed in range(4):
@@ -360,7 +362,7 @@ def on_device(
         return (form or CudaBackend(precision)).generate(model, 1, asked)
 
 
-def test_a_model_that_half_precision_is_too_narrow_for_goes_on_in_float32(
+def test_model_that_overflows_half_precision_falls_back_to_float32(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = make(end=1.0)
@@ -379,9 +381,7 @@ def test_a_model_that_half_precision_is_too_narrow_for_goes_on_in_float32(
 
 @pytest.mark.parametrize("factor", [float("nan"), 1e30])
 @pytest.mark.parametrize("precision", [FLOAT32, FLOAT16])
-def test_what_is_not_finite_in_float32_is_left_to_the_model_itself(
-    factor: float, precision: str
-) -> None:
+def test_nonfinite_float32_outputs_fall_back_to_the_model(factor: float, precision: str) -> None:
     model, asked = make(), request(sources(2))
     with torch.no_grad():
         for part in ("inner", "outer"):
@@ -404,7 +404,7 @@ def test_weights_past_half_precision_are_kept_in_float32(caplog: pytest.LogCaptu
     assert "float16 overflows for this model" in caplog.text
 
 
-def test_a_form_that_fails_is_said_once_and_the_model_does_it(
+def test_failing_packed_form_is_reported_once_and_falls_back_to_the_model(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -418,7 +418,7 @@ def test_a_form_that_fails_is_said_once_and_the_model_does_it(
     assert caplog.text.count("no kernel image is available") == 1
 
 
-def test_a_full_memory_is_left_to_whoever_can_ask_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_raised_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -431,7 +431,7 @@ def test_a_full_memory_is_left_to_whoever_can_ask_for_less(monkeypatch: pytest.M
     assert found is not None
 
 
-def test_what_has_no_such_form_is_left_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_models_fall_back_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
     recurrent = make(encoder=["gru"], decoder=["gru(attention=additive)"], positions="none")
     with caplog.at_level(logging.INFO):
         assert on_device(recurrent, FLOAT16, request(sources(2))) is None
@@ -464,7 +464,7 @@ def test_weights_that_change_are_packed_again() -> None:
         ("cuda", (6, 1), FLOAT32),
     ],
 )
-def test_where_nobody_says_a_gpu_that_multiplies_halves_computes_in_them(
+def test_default_precision_on_a_gpu_with_half_precision_matmuls(
     monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int], expected: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
