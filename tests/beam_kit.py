@@ -16,7 +16,9 @@ from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.text.special_tokens import EOS
 
 Words = tuple[int, ...]
-Rule = Callable[[Words, int], str | None]  # why a token may not follow these; None if it may
+ForbiddenReason = Callable[
+    [Words, int], str | None
+]  # why a token may not follow these; None if it may
 
 
 class Fate(NamedTuple):
@@ -42,7 +44,7 @@ def enumerate_beam(
     nbest: int,
     limit: int,
     penalty: LengthPenalty,
-    rule: Rule,
+    forbidden_reason: ForbiddenReason,
 ) -> EnumeratedBeam:
     """Search with a beam by the definition: every candidate of every step is built, sorted and
     judged.
@@ -55,7 +57,7 @@ def enumerate_beam(
         for place, (total, words) in enumerate(living):
             scores = log_probs(words)
             for token in range(vocabulary):
-                cum, why = total + scores[token], rule(words, token)
+                cum, why = total + scores[token], forbidden_reason(words, token)
                 if why is None:
                     allowed.append((-cum, token, place, (*words, token)))
                 else:
@@ -92,7 +94,12 @@ def enumerate_beam(
 
 
 def derive_reasons(
-    trace: BeamTrace, *, nbest: int, limit: int, penalty: LengthPenalty, rule: Rule
+    trace: BeamTrace,
+    *,
+    nbest: int,
+    limit: int,
+    penalty: LengthPenalty,
+    forbidden_reason: ForbiddenReason,
 ) -> tuple[list[str], np.ndarray]:
     """Return the reason and the cut of every node, from scores, tokens and the tree alone."""
     reasons, cuts = [""] * len(trace), np.full(len(trace), np.nan)
@@ -101,7 +108,7 @@ def derive_reasons(
         allowed = []
         for node in np.flatnonzero(trace.step == step).tolist():
             *before, token = trace.tokens(node)
-            why = rule(tuple(before), token)
+            why = forbidden_reason(tuple(before), token)
             if why is not None:
                 reasons[node] = why
             else:
@@ -137,7 +144,7 @@ def check_trace(
     nbest: int,
     limit: int,
     penalty: LengthPenalty,
-    rule: Rule,
+    forbidden_reason: ForbiddenReason,
 ) -> None:
     """Assert what holds for every trace of one sentence: invariant I6."""
     size = len(trace)
@@ -159,7 +166,9 @@ def check_trace(
     paths = [tuple(trace.tokens(node)) for node in range(size)]
     assert len(set(paths)) == size, "no candidate twice"
     if not trace.dropped:
-        reasons, cuts = derive_reasons(trace, nbest=nbest, limit=limit, penalty=penalty, rule=rule)
+        reasons, cuts = derive_reasons(
+            trace, nbest=nbest, limit=limit, penalty=penalty, forbidden_reason=forbidden_reason
+        )
         assert [REASONS[each] for each in trace.reason] == reasons
         np.testing.assert_allclose(trace.cut, cuts, rtol=0, atol=1e-9)
     assert len(trace.leaves) == len(found)

@@ -19,7 +19,9 @@ PAPER = {
 }
 
 
-def make(encoder: tuple[str, ...], decoder: tuple[str, ...], **more: object) -> EncoderDecoder:
+def build_conv_model(
+    encoder: tuple[str, ...], decoder: tuple[str, ...], **more: object
+) -> EncoderDecoder:
     """Build a model of these blocks, in double precision."""
     torch.manual_seed(0)
     values = {

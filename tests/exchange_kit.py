@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.config import Config
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -44,7 +44,7 @@ def tokenizers_of(config: Config) -> Tokenizers:
     return TOKENIZERS[joint]
 
 
-def made(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
+def build_exportable_model(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
     """Build a model whose every weight, norms and biases included, has moved off its first
     value.
     """
@@ -54,7 +54,7 @@ def made(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
     )
     tokenizers = tokenizers_of(config)
     torch.manual_seed(0)
-    net = shaken(
+    net = perturb_weights(
         build_model(
             config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
         )

@@ -97,7 +97,7 @@ def compile_for_hopper(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    def place(name: str) -> tuple[int]:
+    def argument_index(name: str) -> tuple[int]:
         return (kernel.arg_names.index(name),)
 
     source = ASTSource(
@@ -106,7 +106,7 @@ def compile_for_hopper(
             each: "constexpr" if each in constants else types.get(each, "i32")
             for each in kernel.arg_names
         },
-        constexprs={place(each): value for each, value in constants.items()},
-        attrs={place(each): [["tt.divisibility", 16]] for each in aligned},
+        constexprs={argument_index(each): value for each, value in constants.items()},
+        attrs={argument_index(each): [["tt.divisibility", 16]] for each in aligned},
     )
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

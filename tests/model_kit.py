@@ -13,7 +13,7 @@ from dragoman.text.special_tokens import BOS
 M = TypeVar("M", bound=nn.Module)
 
 
-def shaken(model: M, by: float = 0.1) -> M:
+def perturb_weights(model: M, by: float = 0.1) -> M:
     """Add noise to every weight: biases and norms are initialized to zeros and ones, which would
     hide a swap.
 
@@ -25,7 +25,9 @@ def shaken(model: M, by: float = 0.1) -> M:
     return model
 
 
-def said(model: EncoderDecoder, src: Tensor, length: int, mask: Tensor | None = None) -> Tensor:
+def generate_greedy(
+    model: EncoderDecoder, src: Tensor, length: int, mask: Tensor | None = None
+) -> Tensor:
     """Return greedy outputs (B, length) for sources (B, S)."""
     model.eval()
     with torch.inference_mode():

@@ -13,7 +13,7 @@ D = 6
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
 
 
-def place(*, causal: bool, **settings: object) -> BuildContext:
+def build_context(*, causal: bool, **settings: object) -> BuildContext:
     """Return the build context of an encoder's or a decoder's block."""
     config = ModelConfig(
         **{"width": D, "heads": 2, "dropout": 0.0, "residual": "no_norm", **settings}
@@ -21,7 +21,7 @@ def place(*, causal: bool, **settings: object) -> BuildContext:
     return BuildContext(config=config, causal=causal, memory_width=D if causal else None)
 
 
-def copied(recurrence: RNN, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
+def copy_weights(recurrence: RNN, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
     """Copy the weights of one of our layers into a PyTorch cell."""
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
         getattr(cell, name).data = getattr(recurrence.kernel, f"{name}_l{layer}").data

@@ -9,7 +9,7 @@ import torch
 from dragoman.checkpoint.run_directory import RunDirectory
 
 
-def tensors(step: int, width: int = 8) -> dict[str, dict[str, torch.Tensor]]:
+def checkpoint_tensors(step: int, width: int = 8) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors of a checkpoint, which encode its step."""
     weight = torch.full((width, 4), float(step))
     return {
@@ -25,12 +25,16 @@ def save_checkpoint(run: RunDirectory, *steps: int, **options):
     for step in steps:
         run.training_log.append({"step": step, "loss": 1 / step})
         result = run.save_checkpoint(
-            step, tensors(step), {"step": step, "cursor": [0, step]}, {"loss": 1 / step}, **options
+            step,
+            checkpoint_tensors(step),
+            {"step": step, "cursor": [0, step]},
+            {"loss": 1 / step},
+            **options,
         )
     return result
 
 
-def flip(path: Path) -> None:
+def flip_byte(path: Path) -> None:
     """Change one bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

@@ -85,7 +85,7 @@ class TableModel:
         return torch.tensor(self.logits(source, history)).log_softmax(-1).tolist()
 
 
-def slow_beam(
+def reference_beam_search(
     log_probs: Callable[[Words], Any],
     pieces: Sequence[int],
     *,

@@ -21,22 +21,24 @@ ENGLISH = [
 ]
 
 
-def corpus_of(folder: Path, src: list[str], tgt: list[str], **options: object) -> ParallelFiles:
+def write_corpus(folder: Path, src: list[str], tgt: list[str], **options: object) -> ParallelFiles:
     """Write lines of two languages."""
     (folder / "x.de").write_text("".join(f"{line}\n" for line in src), encoding="utf-8")
     (folder / "x.en").write_text("".join(f"{line}\n" for line in tgt), encoding="utf-8")
     return ParallelFiles(folder / "x.de", folder / "x.en", **options)  # type: ignore[arg-type]
 
 
-def prepared(corpus: Corpus, tokenizers: Tokenizers, folder: Path, **options: object) -> TokenStore:
+def prepare_store(
+    corpus: Corpus, tokenizers: Tokenizers, folder: Path, **options: object
+) -> TokenStore:
     """Prepare a corpus, with or without a limit for its lengths."""
     data = DataConfig(max_length=options.pop("max_length", 200))  # type: ignore[arg-type]
     return TokenStore.prepare(corpus, tokenizers, folder=folder, data=data, **options)  # type: ignore[arg-type]
 
 
-def many(folder: Path, count: int) -> ParallelFiles:
+def write_long_corpus(folder: Path, count: int) -> ParallelFiles:
     """Write as many different pairs as are wanted."""
-    return corpus_of(
+    return write_corpus(
         folder,
         [f"{GERMAN[i % 3]} {i}" for i in range(count)],
         [f"{ENGLISH[i % 3]} {i}" for i in range(count)],

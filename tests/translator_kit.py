@@ -83,13 +83,15 @@ class CopyModel(nn.Module):
         return logits, CopyState(state.src, state.written + 1)
 
 
-def copying(tokenizers: Tokenizers, config: Config = CONFIG, **options: bool) -> Translator:
+def build_copying_translator(
+    tokenizers: Tokenizers, config: Config = CONFIG, **options: bool
+) -> Translator:
     """Build a translator that copies."""
     model = CopyModel(len(tokenizers.tgt), **options)
     return Translator(model, tokenizers, config.replace(decode={"beam": 1}))
 
 
-def write_random(path: Path, tokenizers: Tokenizers) -> Path:
+def write_random_bundle(path: Path, tokenizers: Tokenizers) -> Path:
     """Write a real model whose random weights are large enough for distinct logits."""
     torch.manual_seed(3)
     model = build_model(

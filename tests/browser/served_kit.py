@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.explore.model_session import ExplorerSession
 from dragoman.explore.server import bind, make_server, page_url, quiet_logs
@@ -20,7 +20,7 @@ SENTENCES = ("Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "Ein 
 
 def write_model(path: Path) -> Path:
     """Write a translation model with random weights."""
-    return write_random(path, train_tokenizers(TEXT, TEXT, CONFIG.text))
+    return write_random_bundle(path, train_tokenizers(TEXT, TEXT, CONFIG.text))
 
 
 class ServedExplorer:

@@ -18,7 +18,7 @@ def read_panel(page: Any, name: str) -> str:
     return str(page.inner_text(f"#panel-{name} .panel-body"))
 
 
-def walk_through(found: Any) -> None:
+def use_every_panel(found: Any) -> None:
     """Use every panel as a person would."""
     page = found.page
     for name in PANELS:
@@ -43,7 +43,7 @@ def walk_through(found: Any) -> None:
 def test_a_whole_visit_stays_on_this_machine(visit, explorer) -> None:
     found = visit(explorer.url)
     found.wait_until_ready()
-    walk_through(found)
+    use_every_panel(found)
     found.page.wait_for_load_state("networkidle")
     for name in PANELS:
         assert len(read_panel(found.page, name).strip()) > 10, f"the panel {name} is empty"

@@ -104,7 +104,7 @@ def test_the_corpus_is_written_as_aligned_files(
         assert [(pair.text, pair.iso) for pair in part] == list(zip(texts, dates, strict=True))
 
 
-class Knowing:
+class StubTranslator:
     """A stub translator with given outputs."""
 
     def __init__(self, answers: dict[str, str]) -> None:
@@ -121,7 +121,7 @@ def test_measuring_counts_whole_dates_by_language() -> None:
         DatePair("May 3, 1979", "1979-05-03", "en"),
     ]
     found = run.evaluate_dates(
-        Knowing(
+        StubTranslator(
             {"3 mai 1979": "1979-05-03", "4 mai 1979": "1979-05-40", "May 3, 1979": "1979-05-03"}
         ),
         pairs,

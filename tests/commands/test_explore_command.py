@@ -25,7 +25,7 @@ from dragoman.explore.html_export import read_island
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+def error_line(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
     """Run a command that must fail; return its error line."""
     assert main(["explore", *map(str, arguments)]) == code
     captured = capsys.readouterr()
@@ -48,17 +48,17 @@ def test_what_is_shown_must_be_clear(
     bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     html = tmp_path / "out.html"
-    assert "--html needs a text" in refusal(bundle, "--html", html, capsys=capsys)
-    line = refusal(bundle, "a", "--text", "b", capsys=capsys)
+    assert "--html needs a text" in error_line(bundle, "--html", html, capsys=capsys)
+    line = error_line(bundle, "a", "--text", "b", capsys=capsys)
     assert "a text and --text exclude each other; found 'a' and 'b'" in line
-    line = refusal(bundle, "a", "--json", stored, capsys=capsys)
+    line = error_line(bundle, "a", "--json", stored, capsys=capsys)
     assert f"a text and --json exclude each other; found 'a' and {stored}" in line
-    assert "must hold words; found ' '" in refusal(bundle, " ", capsys=capsys)
-    assert "found nothing at" in refusal(tmp_path / "none", "a", capsys=capsys)
-    assert "if it is a text, add --text" in refusal("Guten Morgen", capsys=capsys)
-    assert "at most 16; found 17" in refusal(bundle, "a", "--beam", 17, capsys=capsys)
-    assert "found '70000'" in refusal(bundle, "--port", 70000, capsys=capsys)
-    assert "found the directory" in refusal(bundle, "a", "--html", tmp_path, capsys=capsys)
+    assert "must hold words; found ' '" in error_line(bundle, " ", capsys=capsys)
+    assert "found nothing at" in error_line(tmp_path / "none", "a", capsys=capsys)
+    assert "if it is a text, add --text" in error_line("Guten Morgen", capsys=capsys)
+    assert "at most 16; found 17" in error_line(bundle, "a", "--beam", 17, capsys=capsys)
+    assert "found '70000'" in error_line(bundle, "--port", 70000, capsys=capsys)
+    assert "found the directory" in error_line(bundle, "a", "--html", tmp_path, capsys=capsys)
     assert not html.exists()
 
 
@@ -75,7 +75,7 @@ def test_a_file_must_be_one_explanation(
 ) -> None:
     path = tmp_path / "broken.json"
     path.write_bytes(content)
-    line = refusal("--json", path, "--html", tmp_path / "out.html", capsys=capsys)
+    line = error_line("--json", path, "--html", tmp_path / "out.html", capsys=capsys)
     assert words in line
     assert str(path) in line
 
@@ -83,7 +83,7 @@ def test_a_file_must_be_one_explanation(
 def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        line = refusal(bundle, "--port", port, capsys=capsys)
+        line = error_line(bundle, "--port", port, capsys=capsys)
     assert f"--port must be free; found {port} in use on 127.0.0.1" in line
 
 
@@ -98,7 +98,7 @@ def test_serving_needs_the_extra_and_a_file_does_not(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "starlette" else find(name)
     )
-    line = refusal(bundle, capsys=capsys)
+    line = error_line(bundle, capsys=capsys)
     assert "needs the package starlette; found none; pip install 'dragoman[web]'" in line
     assert main(["explore", "--json", str(stored), "--html", str(tmp_path / "out.html")]) == 0
 
@@ -147,13 +147,13 @@ def test_a_file_answers_what_was_computed_for_it(bundle: Path, tmp_path: Path) -
 def test_options_for_a_file_are_rejected_elsewhere(
     bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refusal(bundle, "a", "--branches", 2, capsys=capsys)
+    line = error_line(bundle, "a", "--branches", 2, capsys=capsys)
     assert "--branches is for a file" in line
     assert "found --branches 2 without" in line
     html = tmp_path / "out.html"
-    line = refusal("--json", stored, "--html", html, "--ablations", "top8", capsys=capsys)
+    line = error_line("--json", stored, "--html", html, "--ablations", "top8", capsys=capsys)
     assert "found --ablations top8 without" in line
-    line = refusal(bundle, "a", "--html", html, "--ablations", "top", capsys=capsys)
+    line = error_line(bundle, "a", "--html", html, "--ablations", "top", capsys=capsys)
     assert "must be top1 to top99, or heads such as x3.2,d0.1; found 'top'" in line
     assert not html.exists()
 
@@ -254,7 +254,7 @@ def test_another_address_is_warned_about(serve, stored: Path) -> None:
 def test_a_text_that_cannot_be_explained_is_one_line(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refusal(bundle, "--port", 0, "--text", "wort " * 2000, capsys=capsys)
+    line = error_line(bundle, "--port", 0, "--text", "wort " * 2000, capsys=capsys)
     assert "at most 512 tokens; found" in line
 
 

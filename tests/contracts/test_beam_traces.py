@@ -44,7 +44,7 @@ def build(name: str):
     return build_random_model(**MODELS[name])
 
 
-def rule(words: tuple[int, ...], token: int) -> str | None:
+def forbidden_reason(words: tuple[int, ...], token: int) -> str | None:
     return "constraint" if token in (PAD, BOS, UNK) else None
 
 
@@ -64,7 +64,14 @@ def test_a_trace_equals_a_search_over_all_candidates_without_cache(name: str, si
         observer=observer,
     )
     for hypotheses, trace in zip(found, observer.traces, strict=True):
-        check_trace(trace, hypotheses, nbest=nbest, limit=LIMIT, penalty=penalty, rule=rule)
+        check_trace(
+            trace,
+            hypotheses,
+            nbest=nbest,
+            limit=LIMIT,
+            penalty=penalty,
+            forbidden_reason=forbidden_reason,
+        )
     source, trace = SOURCES[size % len(SOURCES)], observer.traces[size % len(SOURCES)]
     expected = enumerate_beam(
         lambda words: next_log_probs(model, source, words).tolist(),
@@ -73,7 +80,7 @@ def test_a_trace_equals_a_search_over_all_candidates_without_cache(name: str, si
         nbest=nbest,
         limit=LIMIT,
         penalty=penalty,
-        rule=rule,
+        forbidden_reason=forbidden_reason,
     )
     for node in range(1, len(trace)):
         fate = expected.fates[tuple(trace.tokens(node))]
@@ -154,7 +161,7 @@ def test_tokens_that_a_constraint_forbids_are_marked(size: int) -> None:
         ]
         return b"".join([part.removeprefix(b" ") for part in parts[:1]] + parts[1:])
 
-    def pattern_rule(words: tuple[int, ...], token: int) -> str | None:
+    def pattern_forbidden_reason(words: tuple[int, ...], token: int) -> str | None:
         if token == EOS:
             return None if written(words) in texts else "constraint"
         begins = token > UNK and any(each.startswith(written((*words, token))) for each in texts)
@@ -162,7 +169,14 @@ def test_tokens_that_a_constraint_forbids_are_marked(size: int) -> None:
 
     hypotheses, trace, limit = trace_text(translator, "云开见日", options)
     penalty = options.strategy(translator.config.decode).penalty
-    check_trace(trace, hypotheses, nbest=size, limit=limit, penalty=penalty, rule=pattern_rule)
+    check_trace(
+        trace,
+        hypotheses,
+        nbest=size,
+        limit=limit,
+        penalty=penalty,
+        forbidden_reason=pattern_forbidden_reason,
+    )
     assert any(trace.reason_name(node) == "constraint" for node in range(len(trace)))
 
 
@@ -180,7 +194,7 @@ def test_constraints_that_need_a_search_of_their_own_are_traced_too(size: int) -
         nbest=size,
         limit=limit,
         penalty=penalty,
-        rule=partial(recorded_rule, trace),
+        forbidden_reason=partial(recorded_forbidden_reason, trace),
     )
     forbidden = [node for node in range(len(trace)) if trace.reason_name(node) == "constraint"]
     assert forbidden
@@ -191,7 +205,7 @@ def test_constraints_that_need_a_search_of_their_own_are_traced_too(size: int) -
         )
 
 
-def recorded_rule(trace, words: tuple[int, ...], token: int) -> str | None:
+def recorded_forbidden_reason(trace, words: tuple[int, ...], token: int) -> str | None:
     """Return the `forbidden` reason of the trace; all other reasons follow from scores."""
     for node in np.flatnonzero(trace.step == len(words)).tolist():
         if trace.tokens(node) == [*words, token]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from task_subjects import Subject, subject_of
+from task_models_kit import Subject, subject_of
 
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.model_session import ExplorerSession, write_input

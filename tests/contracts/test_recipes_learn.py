@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from model_kit import said
+from model_kit import generate_greedy
 from torch import Tensor
 
 from dragoman.config import Config, read_config
@@ -70,14 +70,14 @@ def batch(src: Tensor, tgt: Tensor) -> Batch:
 
 
 @torch.no_grad()
-def share_right(
+def accuracy(
     model: EncoderDecoder, generator: torch.Generator, *, backwards: bool, spaced: bool
 ) -> float:
     """Return the accuracy of greedy outputs on unseen words."""
     right = 0
     for _ in range(5):
         src, tgt = words(40, generator, backwards=backwards, spaced=spaced)
-        right += int((said(model, src, tgt.size(1)) == tgt).all(1).sum())
+        right += int((generate_greedy(model, src, tgt.size(1)) == tgt).all(1).sum())
     model.train()
     return right / 200
 
@@ -103,7 +103,7 @@ def learn(config: Config, *, backwards: bool, spaced: bool) -> float:
             group["lr"] = rate(update, config.train, config.model.width)
         optimizer.step()
         if update % 100 == 0:
-            right = share_right(model, generator, backwards=backwards, spaced=spaced)
+            right = accuracy(model, generator, backwards=backwards, spaced=spaced)
             if right >= ENOUGH:
                 break
     return right

@@ -229,7 +229,7 @@ def test_a_score_fits_into_multi_head_attention(name: str) -> None:
     )
 
 
-class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
+class FadingAlignment(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
     """A stateful alignment: attended keys get less weight afterwards."""
 
     has_score_features = True
@@ -251,7 +251,7 @@ class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
         return weights, {**state, "seen": state["seen"] + weights}
 
 
-class Listening(SCORES.load("scaled_dot")):  # type: ignore[misc]
+class FeatureScore(SCORES.load("scaled_dot")):  # type: ignore[misc]
     """A score function that accepts the alignment's features."""
 
     accepts_features = True
@@ -262,7 +262,7 @@ class Listening(SCORES.load("scaled_dot")):  # type: ignore[misc]
 
 
 def test_mechanism_accepts_a_stateful_alignment() -> None:
-    attention = Mechanism(Listening(query_width=4, key_width=4), Fading()).double()
+    attention = Mechanism(FeatureScore(query_width=4, key_width=4), FadingAlignment()).double()
     query, key, mask = tensors()
     found = attention(query=query, key=key, value=key, mask=mask)
     seen = torch.zeros(2, 5, dtype=torch.float64)

@@ -8,7 +8,13 @@ from functools import partial
 
 import pytest
 import torch
-from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs, slow_beam
+from search_kit import (
+    SOURCES,
+    VOCABULARY,
+    build_random_model,
+    next_log_probs,
+    reference_beam_search,
+)
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -45,7 +51,7 @@ def check_beams(model) -> None:
     )
     for source, hypotheses in zip(SOURCES, found, strict=True):
         done = [h for h in hypotheses if h.finished]
-        expected = slow_beam(
+        expected = reference_beam_search(
             partial(next_log_probs, model, source),
             range(4, VOCABULARY),
             limit=6,

@@ -9,8 +9,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from forced_kit import VOCABULARY, tiny_pair
-from model_kit import shaken
+from model_kit import perturb_weights
+from teacher_forcing_kit import VOCABULARY, tiny_pair
 
 from dragoman.attention.recorder import record
 from dragoman.config import ModelConfig, read_config
@@ -49,7 +49,7 @@ def settings() -> dict[str, ModelConfig]:
 def forced(name: str) -> ForcedTarget:
     torch.manual_seed(0)
     model = build_model(settings()[name], src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
-    return tiny_pair(shaken(model, 0.05).eval().requires_grad_(False))
+    return tiny_pair(perturb_weights(model, 0.05).eval().requires_grad_(False))
 
 
 @pytest.mark.parametrize("name", settings())

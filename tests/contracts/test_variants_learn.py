@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_kit import said
+from model_kit import generate_greedy
 from torch import Tensor
 
 from dragoman.config import ModelConfig
@@ -41,7 +41,7 @@ def sentences(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.cat([pieces, torch.full((rows, 1), EOS)], 1), pieces.flip(1)
 
 
-def reversed_share(steps: int, rate: float, **settings: object) -> float:
+def reversal_accuracy(steps: int, rate: float, **settings: object) -> float:
     """Train a miniature, let it generate, and count the sentences that it gets right."""
     torch.manual_seed(0)
     config = ModelConfig(**{"ffn_width": 64, "residual": "pre_norm", "dropout": 0.0, **settings})  # type: ignore[arg-type]
@@ -56,20 +56,20 @@ def reversed_share(steps: int, rate: float, **settings: object) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     src, tgt = sentences(100, generator)
-    return (said(model, src, 6) == tgt).all(1).float().mean().item()
+    return (generate_greedy(model, src, 6) == tgt).all(1).float().mean().item()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_miniature_learns_to_reverse(name: str) -> None:
     small = {"encoder": ("transformer",), "decoder": ("transformer",), "width": 32, "heads": 4}
-    assert reversed_share(300, 5e-3, **{**small, **VARIANTS[name]}) >= 0.9
+    assert reversal_accuracy(300, 5e-3, **{**small, **VARIANTS[name]}) >= 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELATIVE)
 def test_the_miniature_learns_to_reverse_by_distances(name: str) -> None:
     assert (
-        reversed_share(
+        reversal_accuracy(
             700,
             3e-3,
             encoder=("transformer*2",),

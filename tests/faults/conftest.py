@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fault_victims import Victims, fingerprint, logged, loop
+from fault_processes import ForkServer, fingerprint, logged, loop
 
 
 def pytest_addoption(parser):
@@ -24,8 +24,8 @@ def fault_seed(request) -> int:
 
 
 @pytest.fixture(scope="session")
-def victims():
-    server = Victims()
+def fork_server():
+    server = ForkServer()
     yield server
     server.close()
 
@@ -35,29 +35,29 @@ def memory():
     """A folder in memory, where fsync is quick: what a killed process leaves does not depend on the
     disk.
     """
-    place = Path("/dev/shm")
+    shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
-        prefix="dragoman-faults-", dir=place if os.access(place, os.W_OK) else None
+        prefix="dragoman-faults-", dir=shared_memory if os.access(shared_memory, os.W_OK) else None
     ) as folder:
         yield Path(folder)
 
 
 @pytest.fixture
-def place(memory, request):
+def run_path(memory, request):
     """Path of a run directory, one per test."""
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder) / "run"
 
 
 @pytest.fixture(scope="session")
-def reference(victims, memory):
+def reference(fork_server, memory):
     """Run without faults, once for each length, and remember its losses and its tensors' hashes."""
     known = {}
 
     def run(updates: int = 12, every: int = 4):
         if (updates, every) not in known:
             directory = memory / f"reference-{updates}-{every}"
-            assert loop(victims, directory, updates=updates, every=every).wait() == 0
+            assert loop(fork_server, directory, updates=updates, every=every).wait() == 0
             known[updates, every] = (fingerprint(directory), logged(directory))
         return known[updates, every]
 

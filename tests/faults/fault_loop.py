@@ -82,7 +82,7 @@ def _train(
         done, best = newest.step, newest.state["best"]
     place.truncate_log(done)
     for update in range(done + 1, updates + 1):
-        loss = _update(model, optimizer, update, nan_at)
+        loss = _train_step(model, optimizer, update, nan_at)
         place.training_log.append({"step": update, "loss": loss.hex()})
         if signals.is_stop_urgent():
             return StoppedError.exit_code
@@ -108,7 +108,7 @@ def _train(
     return 0
 
 
-def _update(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_at: int) -> float:
+def _train_step(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_at: int) -> float:
     fault_injection.point("step.before")
     torch.manual_seed(
         int.from_bytes(hashlib.sha256(f"1/{update}".encode()).digest()[:8], "little") >> 1

@@ -28,7 +28,7 @@ from dragoman.training.distributed.process_group import ProcessGroup, init_proce
 from dragoman.training.task_protocol import Loss
 
 
-class Spoiled:
+class NonFiniteTask:
     """A task whose loss is not finite at one step of one rank."""
 
     def __init__(self, task: Any, rank: int, world: ProcessGroup, update: int) -> None:
@@ -73,7 +73,7 @@ def run(
     trainer = tiny_trainer(place, parts=parts, **options, **settings)
     task = trainer._step.task
     if nan:
-        task = trainer._step.task = Spoiled(task, nan[0], world, nan[1])
+        task = trainer._step.task = NonFiniteTask(task, nan[0], world, nan[1])
     train_step = trainer.train_step
 
     def note(batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""A process that has imported torch and forks a victim for each request, in milliseconds.
+"""A process that has imported torch and forks a child for each request, in milliseconds.
 
 Requests and answers are lines of JSON: {"start": {...}} gives {"pid": n}; {"wait": pid} gives
 {"code": n}, negative for a signal as in subprocess.
@@ -47,7 +47,7 @@ def serve() -> None:
 
 
 def learn(learnt: TextIO) -> None:
-    """Import what a victim had to import on its own, so that the next one need not."""
+    """Import what a child had to import on its own, so that the next one need not."""
     learnt.seek(0)
     for name in learnt.read().split():
         with contextlib.suppress(Exception):
@@ -62,7 +62,7 @@ def start(request: dict[str, Any], learnt: TextIO) -> int:
         return pid
     code, known = 1, set(sys.modules)
     try:
-        code = victim(request)
+        code = child(request)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:
@@ -74,7 +74,7 @@ def start(request: dict[str, Any], learnt: TextIO) -> int:
         os._exit(code)
 
 
-def victim(request: dict[str, Any]) -> int:
+def child(request: dict[str, Any]) -> int:
     """Become what was asked for; returns the exit code."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -158,7 +158,7 @@ def _json_case(name: str, rng: random.Random) -> Case:
 
 def _changed(value: Any, what: str, place: float) -> str:
     """Return the JSON text of a value with one position changed; `place` (0 to 1) selects it."""
-    places = [*_places(value)]
+    places = [*_positions(value)]
     if not places:
         return VALUES.get(what, "null")
     holder, key = places[int(place * len(places))]
@@ -176,7 +176,7 @@ def _changed(value: Any, what: str, place: float) -> str:
     return json.dumps(value)
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _positions(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every position of a JSON value as its container and key; of a list, the first two."""
     inside = (
         [*value.items()]
@@ -187,7 +187,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     )
     for key, part in inside:
         yield value, key
-        yield from _places(part)
+        yield from _positions(part)
 
 
 def _header_case(name: str, rng: random.Random) -> Case:

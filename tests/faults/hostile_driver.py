@@ -44,32 +44,40 @@ def main(folder: Path, kind: str, count: int, seed: int) -> None:
     if kind == "settings":
         _learn_imports(
             folder,
-            lambda place: None,
-            lambda place: [["train", "--out", str(place / "target"), "--set", "model.width=x"]],
+            lambda case_dir: None,
+            lambda case_dir: [
+                ["train", "--out", str(case_dir / "target"), "--set", "model.width=x"]
+            ],
         )
         for case in hostile_settings.generate(count, seed):
             problems = _run(
-                folder, case.prepare, lambda place, case=case: [case.command(place)], user=False
+                folder,
+                case.prepare,
+                lambda case_dir, case=case: [case.command(case_dir)],
+                user=False,
             )
             print(json.dumps({"case": case.name, "problems": problems}), file=report, flush=True)
         return
     sound = folder / "sound"
     if not sound.exists():
         _in_child(lambda: BUILDERS[kind](sound))
-    doors = DOORS[kind]
+    list_commands = DOORS[kind]
     _learn_imports(
         folder,
-        lambda place: shutil.copytree(sound, place / "target"),
-        lambda place: doors(place, min(count, DOCTOR) - 1),
+        lambda case_dir: shutil.copytree(sound, case_dir / "target"),
+        lambda case_dir: list_commands(case_dir, min(count, DOCTOR) - 1),
     )
     for number, case in enumerate(generate(kind, sound, count, seed)):
 
-        def prepare(place: Path, case: Any = case) -> None:
-            shutil.copytree(sound, place / "target", symlinks=True)
-            case.spoil(place / "target")
+        def prepare(case_dir: Path, case: Any = case) -> None:
+            shutil.copytree(sound, case_dir / "target", symlinks=True)
+            case.spoil(case_dir / "target")
 
         problems = _run(
-            folder, prepare, lambda place, number=number: doors(place, number), user=case.user
+            folder,
+            prepare,
+            lambda case_dir, number=number: list_commands(case_dir, number),
+            user=case.user,
         )
         print(json.dumps({"case": case.name, "problems": problems}), file=report, flush=True)
 
@@ -127,11 +135,11 @@ def _build_run(path: Path) -> None:
 
 def _build_import(path: Path) -> None:
     """Write a Marian directory as Hugging Face lays it out."""
-    from exchange_kit import made
+    from exchange_kit import build_exportable_model
 
     from dragoman.exchange.huggingface_export import save_hugging_face
 
-    model, tokenizers, config = made(
+    model, tokenizers, config = build_exportable_model(
         encoder=["transformer"], decoder=["transformer"], width=16, heads=2, ffn_width=16
     )
     path.mkdir()
@@ -144,41 +152,41 @@ BUILDERS = {"model": _build_model, "run": _build_run, "import": _build_import}
 # The commands that are tried on a directory
 
 
-def _model_doors(place: Path, number: int) -> list[list[str]]:
-    target = str(place / "target")
-    doors = [
+def _model_commands(case_dir: Path, number: int) -> list[list[str]]:
+    target = str(case_dir / "target")
+    list_commands = [
         ["info", target],
         ["info", "--json", target],
         ["info", "--card", target],
         ["verify", target],
         ["verify", "--json", target],
         ["translate", "-m", target, "--device", "cpu", "ein mann"],
-        ["average", target, "--last", "1", "--out", str(place / "new")],
+        ["average", target, "--last", "1", "--out", str(case_dir / "new")],
     ]
     if number % DOCTOR == DOCTOR - 1:
-        doors.append(["doctor", target, "--device", "cpu", "--sentences", "2"])
-    return doors
+        list_commands.append(["doctor", target, "--device", "cpu", "--sentences", "2"])
+    return list_commands
 
 
-def _run_doors(place: Path, number: int) -> list[list[str]]:
-    target = str(place / "target")
+def _run_commands(case_dir: Path, number: int) -> list[list[str]]:
+    target = str(case_dir / "target")
     return [
         ["info", target],
         ["info", "--json", target],
         ["verify", target],
-        ["average", target, "--last", "1", "--out", str(place / "new")],
+        ["average", target, "--last", "1", "--out", str(case_dir / "new")],
         ["train", "--out", target, "--resume", "--set", "train.steps=6"],
     ]
 
 
-def _import_doors(place: Path, number: int) -> list[list[str]]:
-    return [["import", str(place / "target"), "--out", str(place / "new")]]
+def _import_commands(case_dir: Path, number: int) -> list[list[str]]:
+    return [["import", str(case_dir / "target"), "--out", str(case_dir / "new")]]
 
 
 DOORS: dict[str, Callable[[Path, int], list[list[str]]]] = {
-    "model": _model_doors,
-    "run": _run_doors,
-    "import": _import_doors,
+    "model": _model_commands,
+    "run": _run_commands,
+    "import": _import_commands,
 }
 
 
@@ -194,18 +202,18 @@ def _run(
     names: Path | None = None,
 ) -> list[str]:
     """Prepare a case in its own folder, run its commands in a child, and return all problems."""
-    place = folder / "case"
-    outside = place / "outside"
+    case_dir = folder / "case"
+    outside = case_dir / "outside"
     outside.mkdir(parents=True)
-    place.chmod(0o777)
+    case_dir.chmod(0o777)
     (outside / "secret.txt").write_text("a secret, which no command may print or change\n")
-    prepare(place)
-    listed = commands(place)
+    prepare(case_dir)
+    listed = commands(case_dir)
     before = _snapshot(outside)
-    log = place / "log"
+    log = case_dir / "log"
     pid = os.fork()
     if not pid:
-        _child(listed, place, log, user=user, names=names)
+        _child(listed, case_dir, log, user=user, names=names)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     problems = (
         [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
@@ -220,24 +228,26 @@ def _run(
         found.append(f"{' '.join(begun[-1:])}: {how}")
     if _snapshot(outside) != before:
         found.append("something outside the target was changed")
-    strangers = sorted(set(os.listdir(place)) - {"outside", "target", "log", "new", "config.yaml"})
+    strangers = sorted(
+        set(os.listdir(case_dir)) - {"outside", "target", "log", "new", "config.yaml"}
+    )
     found += [f"left {name} beside the target" for name in strangers]
-    for path in [place, *place.rglob("*")]:
+    for path in [case_dir, *case_dir.rglob("*")]:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)
-    shutil.rmtree(place)
+    shutil.rmtree(case_dir)
     return found
 
 
 def _child(
-    commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: bool, names: Path | None
+    commands: Sequence[Sequence[str]], case_dir: Path, log: Path, *, user: bool, names: Path | None
 ) -> None:
     """Run commands under limits and record what each does that it must not; never returns."""
     code = 1
     try:
         with log.open("w") as notes:
             if user and os.getuid() == 0:
-                for path in [place, *place.rglob("*")]:
+                for path in [case_dir, *case_dir.rglob("*")]:
                     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
                 commands = [
                     command for command in commands if command[0] in ("info", "verify")
@@ -250,7 +260,7 @@ def _child(
             resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)
             for command in commands:
                 print(json.dumps({"begun": command[0]}), file=notes, flush=True)
-                for problem in _problems(command, place, CPU_SECONDS if names is None else 60.0):
+                for problem in _problems(command, case_dir, CPU_SECONDS if names is None else 60.0):
                     print(
                         json.dumps({"problem": f"{command[0]}: {problem}"}), file=notes, flush=True
                     )
@@ -264,7 +274,7 @@ def _child(
         os._exit(code)
 
 
-def _problems(command: Sequence[str], place: Path, seconds: float) -> Iterator[str]:
+def _problems(command: Sequence[str], case_dir: Path, seconds: float) -> Iterator[str]:
     """Run one command in this process; return its violations."""
     from dragoman.cli.app import main as dragoman
 
@@ -277,7 +287,7 @@ def _problems(command: Sequence[str], place: Path, seconds: float) -> Iterator[s
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    os.chdir(place)
+    os.chdir(case_dir)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(WALL_SECONDS)
     code = dragoman([*command])
@@ -292,10 +302,10 @@ def _problems(command: Sequence[str], place: Path, seconds: float) -> Iterator[s
         texts.append(os.read(descriptor, 8 << 20).decode("utf-8", "replace"))
         os.close(descriptor)
     yield from _complaints(command, code, *texts)
-    if code and command[0] == "import" and (place / "new" / "manifest.json").exists():
+    if code and command[0] == "import" and (case_dir / "new" / "manifest.json").exists():
         yield "left a finished model behind"
-    if (place / "new").exists():
-        shutil.rmtree(place / "new")
+    if (case_dir / "new").exists():
+        shutil.rmtree(case_dir / "new")
 
 
 def _complaints(command: Sequence[str], code: int, out: str, err: str) -> Iterator[str]:

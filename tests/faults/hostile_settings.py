@@ -204,11 +204,11 @@ def _chance(rng: random.Random) -> str:
     return "".join(rng.choice(words) for _ in range(rng.randint(1, 12)))
 
 
-def _train(place: Path, *more: str) -> list[str]:
+def _train(case_dir: Path, *more: str) -> list[str]:
     return [
         "train",
         "--out",
-        str(place / "target"),
+        str(case_dir / "target"),
         "--src",
         "missing.src",
         "--tgt",
@@ -219,18 +219,20 @@ def _train(place: Path, *more: str) -> list[str]:
 
 def _override(text: str) -> Case:
     return Case(
-        f"--set {text!r:.60}", lambda place: None, lambda place: _train(place, "--set", text)
+        f"--set {text!r:.60}",
+        lambda case_dir: None,
+        lambda case_dir: _train(case_dir, "--set", text),
     )
 
 
 def _file(name: str, data: bytes) -> Case:
-    def prepare(place: Path) -> None:
-        (place / "config.yaml").write_bytes(data)
+    def prepare(case_dir: Path) -> None:
+        (case_dir / "config.yaml").write_bytes(data)
 
     return Case(
         f"--config: {name}",
         prepare,
-        lambda place: _train(place, "--config", str(place / "config.yaml")),
+        lambda case_dir: _train(case_dir, "--config", str(case_dir / "config.yaml")),
     )
 
 
@@ -240,14 +242,14 @@ def _files() -> Iterator[Case]:
     for what in PLACES:
         yield Case(
             f"--config: {what}",
-            lambda place, what=what: _put(place / "config.yaml", what),
+            lambda case_dir, what=what: _put(case_dir / "config.yaml", what),
             _config_command(what),
         )
 
 
 def _config_command(what: str) -> Callable[[Path], list[str]]:
     name = "con\0fig.yaml" if what == "NUL" else "config.yaml"
-    return lambda place: _train(place, "--config", str(place / name))
+    return lambda case_dir: _train(case_dir, "--config", str(case_dir / name))
 
 
 def _put(path: Path, what: str) -> None:

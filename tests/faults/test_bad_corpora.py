@@ -166,7 +166,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             "on_bad_line": case.on_bad_line,
         }
         requests.append(json.dumps(request))
-    command = [sys.executable, str(Path(__file__).with_name("corpus_victim.py")), str(folder)]
+    command = [sys.executable, str(Path(__file__).with_name("corpus_process.py")), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
         command,

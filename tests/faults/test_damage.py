@@ -10,7 +10,7 @@ import shutil
 import time
 
 import pytest
-from fault_victims import loop, newest_step, show
+from fault_processes import loop, newest_step, show
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError
@@ -18,10 +18,10 @@ from dragoman.storage import manifest
 
 
 @pytest.fixture(scope="module")
-def whole(victims, memory):
+def whole(fork_server, memory):
     """A run with two checkpoints, the newest of which is damaged."""
     directory = memory / "whole"
-    assert loop(victims, directory, updates=8, every=4).wait() == 0
+    assert loop(fork_server, directory, updates=8, every=4).wait() == 0
     shutil.rmtree(directory / "keep")  # its hard links would be hurt with the step
     assert RunDirectory(directory).steps() == [4, 8]
     yield directory
@@ -29,7 +29,7 @@ def whole(victims, memory):
 
 
 @pytest.fixture
-def hurt(whole, caplog):
+def damage_newest_checkpoint(whole, caplog):
     """Damage one file of the newest checkpoint, search for the newest, and restore the file."""
     step = whole / "step-00000008"
 
@@ -62,13 +62,15 @@ def header_end(data: bytes) -> int:
     return 8 + int.from_bytes(data[:8], "little")
 
 
-def test_a_hundred_bit_flips(whole, hurt, fault_seed):
+def test_a_hundred_bit_flips(whole, damage_newest_checkpoint, fault_seed):
     """Safetensors itself notices none of a hundred flips among its numbers."""
     choose, content = random.Random(fault_seed), files(whole)
     began = time.monotonic()
     for _ in range(100):
         name = choose.choices(list(content), weights=[len(data) for data in content.values()])[0]
-        hurt(name, flipped(content[name], choose.randrange(len(content[name]) * 8)))
+        damage_newest_checkpoint(
+            name, flipped(content[name], choose.randrange(len(content[name]) * 8))
+        )
     show(
         "R3",
         {
@@ -79,19 +81,21 @@ def test_a_hundred_bit_flips(whole, hurt, fault_seed):
     )
 
 
-def test_twenty_truncations(whole, hurt, fault_seed):
+def test_twenty_truncations(whole, damage_newest_checkpoint, fault_seed):
     choose, content = random.Random(fault_seed), files(whole)
     for number in range(20):
         name = list(content)[number % len(content)]
-        hurt(name, content[name][: choose.randrange(len(content[name]))])
+        damage_newest_checkpoint(name, content[name][: choose.randrange(len(content[name]))])
     show("R3", {"truncations": 20, "noticed": 20})
 
 
-def test_twenty_edits_of_headers_and_manifests(whole, hurt, fault_seed):
+def test_twenty_edits_of_headers_and_manifests(whole, damage_newest_checkpoint, fault_seed):
     choose, content = random.Random(fault_seed), files(whole)
     for number in range(10):
         name = [each for each in content if each.endswith(".safetensors")][number % 3]
-        hurt(name, flipped(content[name], choose.randrange(header_end(content[name]) * 8)))
+        damage_newest_checkpoint(
+            name, flipped(content[name], choose.randrange(header_end(content[name]) * 8))
+        )
     good = content[manifest.MANIFEST_NAME]
     values = json.loads(good)
     edits = [
@@ -113,19 +117,21 @@ def test_twenty_edits_of_headers_and_manifests(whole, hurt, fault_seed):
         values | {"files": values["files"] | {"state.json": {"bytes": 1, "sha256": ""}}},
     ]
     for edit in edits:
-        hurt(manifest.MANIFEST_NAME, manifest.canonical_json(edit))
-    hurt(manifest.MANIFEST_NAME, good.replace(b"\n", b"\r\n"))
+        damage_newest_checkpoint(manifest.MANIFEST_NAME, manifest.canonical_json(edit))
+    damage_newest_checkpoint(manifest.MANIFEST_NAME, good.replace(b"\n", b"\r\n"))
     show("R3", {"edits": 20, "noticed": 20})
 
 
 @pytest.mark.slow
-def test_every_bit_of_a_manifest_and_of_a_header(whole, hurt):
+def test_every_bit_of_a_manifest_and_of_a_header(whole, damage_newest_checkpoint):
     content = files(whole)
     for bit in range(len(content[manifest.MANIFEST_NAME]) * 8):
-        hurt(manifest.MANIFEST_NAME, flipped(content[manifest.MANIFEST_NAME], bit))
+        damage_newest_checkpoint(
+            manifest.MANIFEST_NAME, flipped(content[manifest.MANIFEST_NAME], bit)
+        )
     name = "ema.safetensors"
     for bit in range(header_end(content[name]) * 8):
-        hurt(name, flipped(content[name], bit))
+        damage_newest_checkpoint(name, flipped(content[name], bit))
     show(
         "R3",
         {
@@ -135,29 +141,29 @@ def test_every_bit_of_a_manifest_and_of_a_header(whole, hurt):
     )
 
 
-def test_run_resumes_from_the_previous_checkpoint(victims, reference, place):
+def test_run_resumes_from_the_previous_checkpoint(fork_server, reference, run_path):
     want, _ = reference()
-    assert loop(victims, place, updates=8).wait() == 0
-    path = place / "step-00000008" / "optimizer.safetensors"
+    assert loop(fork_server, run_path, updates=8).wait() == 0
+    path = run_path / "step-00000008" / "optimizer.safetensors"
     path.write_bytes(flipped(path.read_bytes(), 12345))
-    assert loop(victims, place).wait() == 0
-    [bad] = place.glob("bad-step-00000008-*")
+    assert loop(fork_server, run_path).wait() == 0
+    [bad] = run_path.glob("bad-step-00000008-*")
     assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
-    newest = RunDirectory(place).latest()
+    newest = RunDirectory(run_path).latest()
     assert newest is not None
     assert {"step": "12"} | {
         n: r["sha256"] for n, r in newest.manifest["files"].items() if n != "state.json"
     } == want
 
 
-def test_all_steps_damaged_is_exit_65_and_nothing_is_deleted(victims, place):
-    assert loop(victims, place, updates=8).wait() == 0
+def test_all_steps_damaged_is_exit_65_and_nothing_is_deleted(fork_server, run_path):
+    assert loop(fork_server, run_path, updates=8).wait() == 0
     for step in (4, 8):
-        os.truncate(place / f"step-{step:08d}" / "weights.safetensors", 100)
-    before = sum(path.stat().st_size for path in place.rglob("*.safetensors"))
+        os.truncate(run_path / f"step-{step:08d}" / "weights.safetensors", 100)
+    before = sum(path.stat().st_size for path in run_path.rglob("*.safetensors"))
     for _ in range(2):
-        assert loop(victims, place).wait() == 65
-    assert "2 checkpoints, none valid" in place.with_name("run.output").read_text()
-    assert sum(path.stat().st_size for path in place.rglob("*.safetensors")) == before
+        assert loop(fork_server, run_path).wait() == 65
+    assert "2 checkpoints, none valid" in run_path.with_name("run.output").read_text()
+    assert sum(path.stat().st_size for path in run_path.rglob("*.safetensors")) == before
     with pytest.raises(CorruptError, match="none valid"):
-        RunDirectory(place).latest()
+        RunDirectory(run_path).latest()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_kit import LINES, made
+from exchange_kit import LINES, build_exportable_model
 from safetensors.torch import load_file, save_file
 
 from dragoman.bundle import Bundle
@@ -33,7 +33,7 @@ WEIGHT = "model.encoder.layers.0.fc1.weight"
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a Pegasus directory."""
-    model, tokenizers, config = made(
+    model, tokenizers, config = build_exportable_model(
         encoder=["transformer"],
         decoder=["transformer"],
         width=16,
@@ -352,9 +352,9 @@ def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_pat
     setting("auto_map", {"AutoModelForSeq2SeqLM": "hook.Model"})(theirs)
     (theirs / "hook.py").write_text("raise SystemExit('code of a stranger ran')")
     setting("min_length", 10**9, "generation_config.json")(theirs)
-    made = import_marian(theirs, tmp_path / "mine", texts=LINES)
-    assert made.parity is not None
-    assert made.parity.equal_fraction == 1.0
+    imported = import_marian(theirs, tmp_path / "mine", texts=LINES)
+    assert imported.parity is not None
+    assert imported.parity.equal_fraction == 1.0
 
 
 def test_texts_beyond_the_positions_of_the_original_are_not_compared(
@@ -368,9 +368,11 @@ def test_texts_beyond_the_positions_of_the_original_are_not_compared(
         {name: weight for name, weight in weights.items() if "embed_positions" not in name},
         theirs / "model.safetensors",
     )
-    made = import_marian(theirs, tmp_path / "mine", texts=["ein mann geht", "ein mann geht " * 50])
-    assert made.parity is not None
-    assert (made.parity.equal, made.parity.sentences) == (1, 1)
+    imported = import_marian(
+        theirs, tmp_path / "mine", texts=["ein mann geht", "ein mann geht " * 50]
+    )
+    assert imported.parity is not None
+    assert (imported.parity.equal, imported.parity.sentences) == (1, 1)
 
 
 def test_a_killed_import_is_swept_away_by_the_next(

@@ -6,43 +6,43 @@ import random
 import time
 
 import pytest
-from fault_victims import (
+from fault_processes import (
     fingerprint,
-    last_update,
+    last_step,
     leftovers,
     logged,
     loop,
     losses,
     newest_step,
     show,
-    wait_for_update,
+    wait_for_step,
 )
 
 EVERY = 5
 
 
-def kill_and_resume(victims, directory, *, updates, kills, choose):
+def kill_and_resume(fork_server, directory, *, updates, kills, choose):
     """Kill at random times, as often as asked, then finish.
 
     Return the largest number of steps that one kill lost.
     """
     most = 0
     for target in sorted(choose.sample(range(1, updates - EVERY), kills)):
-        victim = loop(victims, directory, updates=updates, every=EVERY)
-        wait_for_update(directory, target, victim)
+        child = loop(fork_server, directory, updates=updates, every=EVERY)
+        wait_for_step(directory, target, child)
         time.sleep(choose.uniform(0, 0.02))
-        victim.send()
-        assert victim.wait() == -9
-        most = max(most, last_update(directory) - newest_step(directory))
-    assert loop(victims, directory, updates=updates, every=EVERY).wait() == 0
+        child.send()
+        assert child.wait() == -9
+        most = max(most, last_step(directory) - newest_step(directory))
+    assert loop(fork_server, directory, updates=updates, every=EVERY).wait() == 0
     return most
 
 
-def check(victims, reference, directory, *, updates, kills, seed):
+def check(fork_server, reference, directory, *, updates, kills, seed):
     want, log = reference(updates, EVERY)
     began = time.monotonic()
     most = kill_and_resume(
-        victims, directory, updates=updates, kills=kills, choose=random.Random(seed)
+        fork_server, directory, updates=updates, kills=kills, choose=random.Random(seed)
     )
     assert fingerprint(directory) == want
     assert logged(directory) == log
@@ -68,14 +68,14 @@ def check(victims, reference, directory, *, updates, kills, seed):
     [pytest.param(120, 10, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)],
 )
 def test_killed_and_resumed_runs_end_in_the_same_weights(
-    victims, reference, place, fault_seed, updates, kills
+    fork_server, reference, run_path, fault_seed, updates, kills
 ):
     """A resumed run is the same run (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
-    check(victims, reference, place, updates=updates, kills=kills, seed=fault_seed)
+    check(fork_server, reference, run_path, updates=updates, kills=kills, seed=fault_seed)
 
 
 @pytest.mark.slow
 def test_a_hundred_kills_on_a_disk_end_in_the_same_weights(
-    victims, reference, tmp_path, fault_seed
+    fork_server, reference, tmp_path, fault_seed
 ):
-    check(victims, reference, tmp_path / "run", updates=800, kills=100, seed=fault_seed)
+    check(fork_server, reference, tmp_path / "run", updates=800, kills=100, seed=fault_seed)

@@ -12,7 +12,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DivergedError
 
 
-class Spoiled:
+class NonFiniteTask:
     """A task whose loss is not finite at some steps.
 
     With `late`, only the backward pass shows it.
@@ -40,7 +40,7 @@ def _bad_gradient(weight):
 
 def spoiled_trainer(run, spoils, *, late=False, **options):
     trainer = tiny_trainer(run, **options)
-    task = trainer._step.task = Spoiled(trainer._step.task, spoils, late=late)
+    task = trainer._step.task = NonFiniteTask(trainer._step.task, spoils, late=late)
     train_step = trainer.train_step
 
     def note(batch):

@@ -39,7 +39,7 @@ def _few_objects():
     gc.unfreeze()
 
 
-class Narrow:
+class LimitedMemoryTask:
     """A task on a device with memory for a limited number of padded tokens.
 
     With `late`, it fails half-way through the backward pass.
@@ -77,7 +77,7 @@ class Narrow:
 def make(run, room, *, late=False, **options):
     options.setdefault("model", {"dropout": 0.0})
     trainer = tiny_trainer(run, **options)
-    trainer._step.task = Narrow(trainer._step.task, room, late=late)
+    trainer._step.task = LimitedMemoryTask(trainer._step.task, room, late=late)
     return trainer
 
 

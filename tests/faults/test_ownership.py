@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fault_victims import fingerprint, loop, newest_step, show, wait_for_update
+from fault_processes import fingerprint, loop, newest_step, show, wait_for_step
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.checkpoint.training_log import TrainingLog
@@ -27,38 +27,38 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_second_trainer_is_rejected_and_writes_nothing(victims, reference, place):
+def test_a_second_trainer_is_rejected_and_writes_nothing(fork_server, reference, run_path):
     want, _ = reference(40, 40)
-    first = loop(victims, place, updates=40, every=40, fault="step.before:20:sleep")
-    wait_for_update(place, 19, first)
-    before = snapshot(place)
-    assert loop(victims, place, updates=40, every=40).wait() == 73
-    assert snapshot(place) == before
-    assert f"process {first.pid} on" in place.with_name("run.output").read_text()
+    first = loop(fork_server, run_path, updates=40, every=40, fault="step.before:20:sleep")
+    wait_for_step(run_path, 19, first)
+    before = snapshot(run_path)
+    assert loop(fork_server, run_path, updates=40, every=40).wait() == 73
+    assert snapshot(run_path) == before
+    assert f"process {first.pid} on" in run_path.with_name("run.output").read_text()
     assert first.wait() == 0
-    assert fingerprint(place) == want
+    assert fingerprint(run_path) == want
     show("R7", {"second_trainer_exit": 73, "bytes_written": 0})
 
 
 @pytest.mark.parametrize("removal", ["deleted", "replaced", "a link"])
 def test_deleted_lock_file_of_a_live_run_admits_no_second_trainer(
-    victims, reference, place, removal
+    fork_server, reference, run_path, removal
 ):
     want, _ = reference(40, 10)
-    first = loop(victims, place, updates=40, every=10, fault="step.before:15:sleep")
-    wait_for_update(place, 14, first)
-    (place / "lock").unlink()
+    first = loop(fork_server, run_path, updates=40, every=10, fault="step.before:15:sleep")
+    wait_for_step(run_path, 14, first)
+    (run_path / "lock").unlink()
     if removal == "replaced":
-        (place / "lock").write_text("mine\n")
+        (run_path / "lock").write_text("mine\n")
     elif removal == "a link":
-        (place / "lock").symlink_to(place / "elsewhere")
-    assert loop(victims, place, updates=40, every=10).wait() == 73
-    assert not (place / "elsewhere").exists()
+        (run_path / "lock").symlink_to(run_path / "elsewhere")
+    assert loop(fork_server, run_path, updates=40, every=10).wait() == 73
+    assert not (run_path / "elsewhere").exists()
     if removal == "a link":
-        (place / "lock").unlink()
+        (run_path / "lock").unlink()
     assert first.wait() == 0
-    assert fingerprint(place) == want
-    assert f'"pid": {first.pid},' in (place / "lock").read_text(), (
+    assert fingerprint(run_path) == want
+    assert f'"pid": {first.pid},' in (run_path / "lock").read_text(), (
         "it was made anew at the next checkpoint"
     )
 
@@ -170,51 +170,51 @@ def test_discarded_lines_are_not_written_through_links(tmp_path, odd):
     assert len(log.path.read_text().splitlines()) == 2
 
 
-def test_after_a_kill_the_next_start_succeeds(victims, reference, place):
+def test_after_a_kill_the_next_start_succeeds(fork_server, reference, run_path):
     want, _ = reference(40, 10)
-    first = loop(victims, place, updates=40, every=10, pause=0.005)
-    wait_for_update(place, 15, first)
+    first = loop(fork_server, run_path, updates=40, every=10, pause=0.005)
+    wait_for_step(run_path, 15, first)
     first.send()
     assert first.wait() == -9
-    assert loop(victims, place, updates=40, every=10).wait() == 0
-    assert fingerprint(place) == want
+    assert loop(fork_server, run_path, updates=40, every=10).wait() == 0
+    assert fingerprint(run_path) == want
 
 
-def test_a_copied_run_is_not_locked(victims, reference, place):
+def test_a_copied_run_is_not_locked(fork_server, reference, run_path):
     want, _ = reference(40, 10)
-    first = loop(victims, place, updates=40, every=10, fault="step.before:15:sleep")
-    wait_for_update(place, 14, first)
-    copied = place.with_name("copied")
-    shutil.copytree(place, copied)
-    assert loop(victims, copied, updates=40, every=10).wait() == 0
+    first = loop(fork_server, run_path, updates=40, every=10, fault="step.before:15:sleep")
+    wait_for_step(run_path, 14, first)
+    copied = run_path.with_name("copied")
+    shutil.copytree(run_path, copied)
+    assert loop(fork_server, copied, updates=40, every=10).wait() == 0
     assert fingerprint(copied) == want
     assert first.wait() == 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not write")
-def test_a_directory_without_permission_is_exit_77(victims):
+def test_a_directory_without_permission_is_exit_77(fork_server):
     """Saving must not succeed without a file (Lightning-AI/pytorch-lightning#21800)."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         run = Path(folder) / "run"
         run.mkdir(mode=0o555)
-        assert loop(victims, run, user=NOBODY).wait() == 77
+        assert loop(fork_server, run, user=NOBODY).wait() == 77
         assert os.listdir(run) == []
         assert str(run) in (Path(folder) / "run.output").read_text()
     show("R7", {"no_permission_exit": 77})
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_a_directory_without_permission_is_exit_77_for_the_user(victims, tmp_path):
+def test_a_directory_without_permission_is_exit_77_for_the_user(fork_server, tmp_path):
     run = tmp_path / "run"
     run.mkdir(mode=0o555)
-    assert loop(victims, run).wait() == 77
+    assert loop(fork_server, run).wait() == 77
     assert os.listdir(run) == []
 
 
-def test_numbers_that_are_not_finite_are_not_published(victims, place):
+def test_numbers_that_are_not_finite_are_not_published(fork_server, run_path):
     """R8's storage: exit 70, and the last finite step is intact."""
-    assert loop(victims, place, nan_at=8).wait() == 70
-    assert newest_step(place) == 4
-    assert "inner.bias" in place.with_name("run.output").read_text()
+    assert loop(fork_server, run_path, nan_at=8).wait() == 70
+    assert newest_step(run_path) == 4
+    assert "inner.bias" in run_path.with_name("run.output").read_text()
     show("R8", {"exit": 70, "published_not_finite": 0})

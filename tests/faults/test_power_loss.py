@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fault_filesystem import Disk, Recorder, materialise
-from fault_victims import leftovers, show
+from fault_processes import leftovers, show
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError
@@ -25,7 +25,7 @@ def save_checkpoint(run: RunDirectory, step: int) -> None:
     )
 
 
-def survivors(operations, before: Path, place: Path, reported: int) -> int:
+def survivors(operations, before: Path, run_path: Path, reported: int) -> int:
     """Check every state after every operation; returns how many different ones there were."""
     disk, seen = Disk(before), set()
     for operation in [("report", reported), *operations]:
@@ -38,19 +38,19 @@ def survivors(operations, before: Path, place: Path, reported: int) -> int:
             if key in seen:
                 continue
             seen.add(key)
-            with RunDirectory(materialise(state, place / "crash")) as run:
+            with RunDirectory(materialise(state, run_path / "crash")) as run:
                 newest = run.latest()
                 assert newest is not None, operation
                 assert newest.step >= reported, (operation, sorted(state))
                 assert run.best() is not None or reported < 2, operation
                 assert leftovers(run.path) == []
-            shutil.rmtree(place / "crash")
+            shutil.rmtree(run_path / "crash")
     return len(seen)
 
 
-def record(place: Path, monkeypatch, actions) -> tuple[list, Path]:
+def record(run_path: Path, monkeypatch, actions) -> tuple[list, Path]:
     """Publish twice, then do something while its calls are written down."""
-    root, before = place / "run", place / "before"
+    root, before = run_path / "run", run_path / "before"
     with RunDirectory(root, keep_checkpoints=1) as run:
         save_checkpoint(run, 1)
         save_checkpoint(run, 2)
@@ -63,8 +63,8 @@ def record(place: Path, monkeypatch, actions) -> tuple[list, Path]:
 
 
 def test_power_loss_during_save_and_prune(memory, monkeypatch):
-    place = memory / "power"
-    place.mkdir()
+    run_path = memory / "power"
+    run_path.mkdir()
 
     def actions(run: RunDirectory, recorder: Recorder) -> None:
         save_checkpoint(run, 3)
@@ -74,34 +74,34 @@ def test_power_loss_during_save_and_prune(memory, monkeypatch):
         save_checkpoint(run, 4)
         recorder.report(4)
 
-    operations, before = record(place, monkeypatch, actions)
+    operations, before = record(run_path, monkeypatch, actions)
     names = {operation[0] for operation in operations}
     assert {"create", "write", "fsync", "mkdir", "rename", "link", "remove"} <= names
-    states = survivors(operations, before, place, reported=2)
-    shutil.rmtree(place)
+    states = survivors(operations, before, run_path, reported=2)
+    shutil.rmtree(run_path)
     show("R2", {"power_loss_operations": len(operations), "power_loss_states": states})
     assert states > 60
 
 
 def test_simulated_power_loss_detects_a_missing_fsync(memory, monkeypatch):
     """Checks the check: without fsync, some state has no valid newest checkpoint."""
-    place = memory / "careless"
-    place.mkdir()
+    run_path = memory / "careless"
+    run_path.mkdir()
 
     def actions(run: RunDirectory, recorder: Recorder) -> None:
         save_checkpoint(run, 3)
         recorder.report(3)
 
-    operations, before = record(place, monkeypatch, actions)
+    operations, before = record(run_path, monkeypatch, actions)
     careless = [
         operation
         for operation in operations
         if operation[0] != "fsync" or not operation[1].endswith(".safetensors")
     ]
     with pytest.raises((AssertionError, CorruptError)):
-        survivors(careless, before, place, reported=2)
-    shutil.rmtree(place / "crash")
+        survivors(careless, before, run_path, reported=2)
+    shutil.rmtree(run_path / "crash")
     no_directory = [operation for operation in operations if operation != ("fsync", ".")]
     with pytest.raises((AssertionError, CorruptError)):
-        survivors(no_directory, before, place, reported=2)
-    shutil.rmtree(place)
+        survivors(no_directory, before, run_path, reported=2)
+    shutil.rmtree(run_path)

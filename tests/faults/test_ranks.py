@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_victims import ROOT, Victim, last_update, show, wait_for_update
+from fault_processes import ROOT, ChildProcess, last_step, show, wait_for_step
 from training_kit import log_of, tensors_of
 
 HERE = Path(__file__).parent
@@ -27,13 +27,13 @@ def free_port() -> int:
 
 
 def start_ranks(
-    victims, directory: Path, ranks: int, *, faults: dict[int, str] | None = None, **settings
-) -> list[Victim]:
+    fork_server, directory: Path, ranks: int, *, faults: dict[int, str] | None = None, **settings
+) -> list[ChildProcess]:
     """Start ranks as torchrun would, but forked from a process that has imported everything."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
-        victims.start(
+        fork_server.start(
             directory.with_name("output"),
             module="fault_rank",
             fault=(faults or {}).get(rank, ""),
@@ -47,8 +47,8 @@ def start_ranks(
     ]
 
 
-def run_ranks(victims, directory: Path, ranks: int, **settings) -> list[int]:
-    return [victim.wait() for victim in start_ranks(victims, directory, ranks, **settings)]
+def run_ranks(fork_server, directory: Path, ranks: int, **settings) -> list[int]:
+    return [child.wait() for child in start_ranks(fork_server, directory, ranks, **settings)]
 
 
 def traced(directory: Path, rank: int = 0) -> dict[int, list]:
@@ -60,7 +60,7 @@ def shapes_of(directory: Path) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors_of(directory).items()}
 
 
-def updates_of(directory: Path) -> list[dict]:
+def steps_of(directory: Path) -> list[dict]:
     return [record for record in log_of(directory) if "nll" in record]
 
 
@@ -105,18 +105,18 @@ def updates_of(directory: Path) -> list[dict]:
         ),
     ],
 )
-def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
+def test_several_ranks_equal_one(fork_server, tmp_path, ranks, steps, settings):
     """The same losses on the same global batch, up to rounding, for up to a hundred steps.
 
     The same examples in each step.
     """
     one, several = tmp_path / "one" / "run", tmp_path / "several" / "run"
     rarely = {"steps": steps, "checkpoint_every": steps // 2, "validate_every": steps // 2}
-    assert run_ranks(victims, one, 1, **rarely, **settings) == [0]
-    assert run_ranks(victims, several, ranks, **rarely, **settings) == [0] * ranks, (
+    assert run_ranks(fork_server, one, 1, **rarely, **settings) == [0]
+    assert run_ranks(fork_server, several, ranks, **rarely, **settings) == [0] * ranks, (
         several.with_name("output").read_text()
     )
-    first, second = updates_of(one), updates_of(several)
+    first, second = steps_of(one), steps_of(several)
     assert [record["step"] for record in second] == list(range(1, steps + 1))
     assert [record["tokens"] for record in first] == [record["tokens"] for record in second]
     for name, near in (("loss", 1e-5), ("nll", 1e-5), ("grad_norm", 1e-4)):
@@ -142,34 +142,43 @@ def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
     assert shapes_of(one) == shapes_of(several)  # whoever wrote them, in however many files
 
 
-def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
+def test_not_finite_on_one_rank_is_skipped_on_both(fork_server, tmp_path):
     directory = tmp_path / "run"
-    assert run_ranks(victims, directory, 2, steps=8, gradient_accumulation=2, nan=[1, 5]) == [0, 0]
+    assert run_ranks(fork_server, directory, 2, steps=8, gradient_accumulation=2, nan=[1, 5]) == [
+        0,
+        0,
+    ]
     assert [record["step"] for record in log_of(directory) if record.get("skipped")] == [5]
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(directory).values())
 
 
-def test_a_signal_to_one_rank_stops_both_after_the_same_step(victims, tmp_path):
+def test_a_signal_to_one_rank_stops_both_after_the_same_step(fork_server, tmp_path):
     directory = tmp_path / "run"
     ranks = start_ranks(
-        victims, directory, 2, steps=2000, gradient_accumulation=2, checkpoint_every=500, pause=0.02
+        fork_server,
+        directory,
+        2,
+        steps=2000,
+        gradient_accumulation=2,
+        checkpoint_every=500,
+        pause=0.02,
     )
-    wait_for_update(directory, 5)
+    wait_for_step(directory, 5)
     ranks[1].send(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [75, 75]
     stopped = max(traced(directory, 0))
-    assert stopped == max(traced(directory, 1)) == last_update(directory)
+    assert stopped == max(traced(directory, 1)) == last_step(directory)
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
     assert run_ranks(
-        victims, directory, 2, steps=stopped + 3, gradient_accumulation=2, checkpoint_every=500
+        fork_server, directory, 2, steps=stopped + 3, gradient_accumulation=2, checkpoint_every=500
     ) == [0, 0]
-    assert [record["step"] for record in updates_of(directory)] == list(range(1, stopped + 4))
+    assert [record["step"] for record in steps_of(directory)] == list(range(1, stopped + 4))
 
 
-def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path):
+def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(fork_server, tmp_path):
     directory = tmp_path / "run"
     ranks = start_ranks(
-        victims,
+        fork_server,
         directory,
         2,
         steps=2000,
@@ -178,7 +187,7 @@ def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path
         validate_every=1000,
         pause=0.02,
     )
-    wait_for_update(directory, 5)
+    wait_for_step(directory, 5)
     ranks[1].send()
     assert [rank.wait() for rank in ranks] == [75, -9]
     assert not list(directory.glob("step-*"))
@@ -189,17 +198,17 @@ def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
 
 
-def test_the_number_of_ranks_may_change_at_a_resume(victims, tmp_path):
+def test_the_number_of_ranks_may_change_at_a_resume(fork_server, tmp_path):
     """The global batch does not depend on the ranks: 1, 2 and 1 again see the same examples."""
     directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
     for ranks, steps in ((1, 6), (2, 12), (1, 18)):
         assert (
-            run_ranks(victims, directory, ranks, steps=steps, gradient_accumulation=2)
+            run_ranks(fork_server, directory, ranks, steps=steps, gradient_accumulation=2)
             == [0] * ranks
         )
-    assert run_ranks(victims, whole, 1, steps=18, gradient_accumulation=2) == [0]
+    assert run_ranks(fork_server, whole, 1, steps=18, gradient_accumulation=2) == [0]
     assert traced(directory) == traced(whole)
-    losses = [[record["loss"] for record in updates_of(each)] for each in (directory, whole)]
+    losses = [[record["loss"] for record in steps_of(each)] for each in (directory, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -249,7 +258,7 @@ def alive(number: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "times", "number", "limit", "fsdp"),
+    ("killed", "times", "number", "limit", "fsdp"),
     [
         ("rank", 10, signal.SIGKILL, 5.0, "off"),
         ("rank", 3, signal.SIGKILL, 30.0, "on"),
@@ -258,7 +267,7 @@ def alive(number: int) -> bool:
     ],
     ids=["kill a rank", "kill a rank that holds a share", "kill the launcher", "stop a rank"],
 )
-def test_under_torchrun_no_rank_survives(tmp_path, victim, times, number, limit, fsdp):
+def test_under_torchrun_no_rank_survives(tmp_path, killed, times, number, limit, fsdp):
     """Ranks outlive a killed torchrun unless they set PDEATHSIG.
 
     The run then resumes.
@@ -277,9 +286,9 @@ def test_under_torchrun_no_rank_survives(tmp_path, victim, times, number, limit,
             fsdp=fsdp,
         )
         try:
-            wait_for_update(directory, 12 * (time_number + 1))
+            wait_for_step(directory, 12 * (time_number + 1))
             ranks = pids(directory, 2)
-            target = launcher.pid if victim == "launcher" else ranks[time_number % 2]
+            target = launcher.pid if killed == "launcher" else ranks[time_number % 2]
             os.kill(target, number)
             watched = [rank for rank in ranks if rank != target or number == signal.SIGKILL]
             took.append(gone(watched, limit))
@@ -293,7 +302,7 @@ def test_under_torchrun_no_rank_survives(tmp_path, victim, times, number, limit,
     show(
         "R10",
         {
-            "victim": victim,
+            "killed": killed,
             "fsdp": fsdp,
             "signal": number.name,
             "times": times,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exchange_kit import LINES, made
+from exchange_kit import LINES, build_exportable_model
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.errors import BundleError
@@ -29,7 +29,7 @@ CANARY = "mine, and not to be touched"
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a model with an engine."""
-    model, tokenizers, config = made()
+    model, tokenizers, config = build_exportable_model()
     path = tmp_path_factory.mktemp("removal") / "model"
     write_bundle(
         path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=LINES

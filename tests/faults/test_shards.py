@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_victims import last_update, wait_for_update
+from fault_processes import last_step, wait_for_step
 from safetensors.torch import load_file
-from test_ranks import run_ranks, start_ranks, updates_of
+from test_ranks import run_ranks, start_ranks, steps_of
 from training_kit import log_of, tensors_of
 
 from dragoman.checkpoint.run_directory import RunDirectory
@@ -25,13 +25,13 @@ def output_of(directory: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def written(victims, tmp_path_factory):
+def written(fork_server, tmp_path_factory):
     """Runs of 1, 2 and 4 ranks; each has a step 4 and a step 8."""
     folder = tmp_path_factory.mktemp("shards")
     for ranks in (1, 2, 4):
         directory = folder / str(ranks) / "run"
         assert (
-            run_ranks(victims, directory, ranks, steps=8, gradient_accumulation=2, fsdp="on")
+            run_ranks(fork_server, directory, ranks, steps=8, gradient_accumulation=2, fsdp="on")
             == [0] * ranks
         ), output_of(directory)
     return folder
@@ -56,12 +56,12 @@ def test_each_rank_writes_its_own_rows(written):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (1, 2), (4, 2)])
-def test_other_number_of_ranks_loads_the_same_bits(victims, written, tmp_path, before, after):
+def test_other_number_of_ranks_loads_the_same_bits(fork_server, written, tmp_path, before, after):
     """Weights, moments and EMA saved by some ranks and loaded by others are bit-identical."""
     source, copy = written / str(before) / "run", tmp_path / "copy" / "run"
     assert (
         run_ranks(
-            victims, source, after, steps=8, gradient_accumulation=2, fsdp="on", copy=str(copy)
+            fork_server, source, after, steps=8, gradient_accumulation=2, fsdp="on", copy=str(copy)
         )
         == [0] * after
     ), output_of(source)
@@ -71,15 +71,17 @@ def test_other_number_of_ranks_loads_the_same_bits(victims, written, tmp_path, b
     assert f"weights-0-of-{after}.safetensors" in files_of(copy, 1) or after == 1
 
 
-def test_run_resumes_with_and_without_fsdp(victims, tmp_path):
+def test_run_resumes_with_and_without_fsdp(fork_server, tmp_path):
     directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
     for ranks, fsdp, steps in ((2, "on", 5), (1, "on", 10), (4, "on", 15), (2, "off", 20)):
         assert (
-            run_ranks(victims, directory, ranks, steps=steps, gradient_accumulation=2, fsdp=fsdp)
+            run_ranks(
+                fork_server, directory, ranks, steps=steps, gradient_accumulation=2, fsdp=fsdp
+            )
             == [0] * ranks
         ), output_of(directory)
-    assert run_ranks(victims, whole, 1, steps=20, gradient_accumulation=2) == [0]
-    losses = [[record["loss"] for record in updates_of(each)] for each in (directory, whole)]
+    assert run_ranks(fork_server, whole, 1, steps=20, gradient_accumulation=2) == [0]
+    losses = [[record["loss"] for record in steps_of(each)] for each in (directory, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -96,18 +98,18 @@ def test_run_resumes_with_and_without_fsdp(victims, tmp_path):
     ids=["a byte", "a file", "a tail"],
 )
 def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
-    victims, tmp_path, caplog, name, hurt
+    fork_server, tmp_path, caplog, name, hurt
 ):
     directory = tmp_path / "run"
     assert run_ranks(
-        victims, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
+        fork_server, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
     ) == [0, 0]
     good = tensors_of(directory)
     hurt(directory / "step-00000008" / name)
     assert RunDirectory(directory).latest().step == 4
     assert f"step-00000008/{name}" in caplog.text
     assert run_ranks(
-        victims, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
+        fork_server, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
     ) == [0, 0]
     assert name in next(directory.glob("bad-step-*/WHY.txt")).read_text()
     again = tensors_of(directory)
@@ -127,23 +129,23 @@ def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
     ],
     ids=lambda model: ", ".join(str(value) for value in model.values()),
 )
-def test_fsdp_supports_every_kind_of_model(victims, tmp_path, model):
+def test_fsdp_supports_every_kind_of_model(fork_server, tmp_path, model):
     """Tied, shared and dropped layers, scalars, RNNs, and reversible layers."""
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     # Adam divides by a gradient's own size: the last bit of one that should be zero, a key's
     # bias for instance, becomes a whole step.
     settings = {"steps": 8, "gradient_accumulation": 3, "model": model, "epsilon": 1e-4}
-    assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
-    assert run_ranks(victims, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
-    losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
+    assert run_ranks(fork_server, one, 1, **settings) == [0], output_of(one)
+    assert run_ranks(fork_server, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
+    losses = [[record["loss"] for record in steps_of(each)] for each in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "weights-1-of-2.safetensors" in files_of(two, 8)
 
 
-def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
+def test_not_finite_on_one_rank_is_skipped_on_both(fork_server, tmp_path):
     directory = tmp_path / "run"
     assert run_ranks(
-        victims, directory, 2, steps=8, gradient_accumulation=2, nan=[1, 5], fsdp="on"
+        fork_server, directory, 2, steps=8, gradient_accumulation=2, nan=[1, 5], fsdp="on"
     ) == [
         0,
         0,
@@ -152,10 +154,10 @@ def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(directory).values())
 
 
-def test_a_signal_to_one_rank_stops_both_after_the_same_step(victims, tmp_path):
+def test_a_signal_to_one_rank_stops_both_after_the_same_step(fork_server, tmp_path):
     directory = tmp_path / "run"
     ranks = start_ranks(
-        victims,
+        fork_server,
         directory,
         2,
         steps=2000,
@@ -164,18 +166,18 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(victims, tmp_path):
         pause=0.02,
         fsdp="on",
     )
-    wait_for_update(directory, 5)
+    wait_for_step(directory, 5)
     ranks[1].send(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [75, 75], output_of(directory)
-    assert RunDirectory(directory).latest().step == last_update(directory)
+    assert RunDirectory(directory).latest().step == last_step(directory)
 
 
 @pytest.mark.timeout(60)  # the survivor has 30 s
-def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path):
+def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(fork_server, tmp_path):
     """A rank dies between two steps or within one: the others must not wait for long."""
     directory = tmp_path / "run"
     ranks = start_ranks(
-        victims,
+        fork_server,
         directory,
         2,
         steps=2000,
@@ -185,7 +187,7 @@ def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path
         pause=0.02,
         fsdp="on",
     )
-    wait_for_update(directory, 5)
+    wait_for_step(directory, 5)
     ranks[1].send()
     assert [rank.wait() for rank in ranks] == [75, -9]
     assert not list(directory.glob("step-*"))
@@ -193,11 +195,11 @@ def test_rank_whose_peer_died_exits_soon_and_publishes_nothing(victims, tmp_path
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
 
 
-def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
+def test_a_rank_that_dies_while_it_writes_leaves_no_step(fork_server, tmp_path):
     directory = tmp_path / "run"
     settings = {"steps": 12, "gradient_accumulation": 2, "fsdp": "on", "validate_every": 100}
     ranks = start_ranks(
-        victims,
+        fork_server,
         directory,
         2,
         faults={1: "publish.write.optimizer.safetensors:2:kill"},
@@ -207,29 +209,29 @@ def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
     assert [rank.wait() for rank in ranks] == [75, -9], output_of(directory)
     assert RunDirectory(directory).steps() == [4]
     assert "no heartbeat of rank 1" in output_of(directory)
-    assert run_ranks(victims, directory, 2, **settings) == [0, 0]
+    assert run_ranks(fork_server, directory, 2, **settings) == [0, 0]
     assert RunDirectory(directory).steps() == [4, 8, 12]
     assert not list(directory.glob(".tmp-*"))
 
 
-def test_full_disk_on_one_rank_is_tolerated_by_all(victims, tmp_path):
+def test_full_disk_on_one_rank_is_tolerated_by_all(fork_server, tmp_path):
     directory = tmp_path / "run"
     settings = {"steps": 12, "gradient_accumulation": 2, "fsdp": "on", "validate_every": 100}
     ranks = start_ranks(
-        victims, directory, 2, faults={1: "publish.write.ema.safetensors:2:enospc"}, **settings
+        fork_server, directory, 2, faults={1: "publish.write.ema.safetensors:2:enospc"}, **settings
     )
     assert [rank.wait() for rank in ranks] == [0, 0], output_of(directory)
     assert RunDirectory(directory).steps() == [4, 12]
 
 
-def test_autocast_multiplies_in_bfloat16(victims, tmp_path):
+def test_autocast_multiplies_in_bfloat16(fork_server, tmp_path):
     """Weights are gathered in float32 and cast for matmuls, as in DDP; only sums are in another
     order.
     """
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     settings = {"steps": 8, "gradient_accumulation": 2, "precision": "bfloat16"}
-    assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
-    assert run_ranks(victims, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
-    losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
+    assert run_ranks(fork_server, one, 1, **settings) == [0], output_of(one)
+    assert run_ranks(fork_server, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
+    losses = [[record["loss"] for record in steps_of(each)] for each in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert all(tensor.dtype == torch.float32 for tensor in tensors_of(two).values())

@@ -11,18 +11,18 @@ import sys
 import time
 
 import pytest
-from fault_victims import (
+from fault_processes import (
     HERE,
     ROOT,
     fingerprint,
-    last_update,
+    last_step,
     leftovers,
     logged,
     loop,
     losses,
     newest_step,
     show,
-    wait_for_update,
+    wait_for_step,
 )
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -32,26 +32,26 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
     ("updates", "signals"),
     [pytest.param(120, 6, id="quick"), pytest.param(400, 20, id="full", marks=pytest.mark.slow)],
 )
-def test_signals_at_random_moments(victims, reference, place, fault_seed, updates, signals):
+def test_signals_at_random_moments(fork_server, reference, run_path, fault_seed, updates, signals):
     want, log = reference(updates, 25)
     choose = random.Random(fault_seed)
     for number, target in enumerate(sorted(choose.sample(range(1, updates - 25), signals))):
         target = max(
-            target, last_update(place) + 1
+            target, last_step(run_path) + 1
         )  # a step of this start: before, its handlers may not be installed yet
-        victim = loop(victims, place, updates=updates, every=25)
-        wait_for_update(place, target, victim)
+        child = loop(fork_server, run_path, updates=updates, every=25)
+        wait_for_step(run_path, target, child)
         time.sleep(choose.uniform(0, 0.01))
-        victim.send(SIGNALS[number % 3])
-        assert victim.wait() == 75
-        assert newest_step(place) == last_update(
-            place
+        child.send(SIGNALS[number % 3])
+        assert child.wait() == 75
+        assert newest_step(run_path) == last_step(
+            run_path
         )  # what was done is saved: nothing is replayed
-        assert leftovers(place) == []
-    assert loop(victims, place, updates=updates, every=25).wait() == 0
-    assert fingerprint(place) == want
-    assert logged(place) == log
-    assert all(len(seen) == 1 for seen in losses(place).values())
+        assert leftovers(run_path) == []
+    assert loop(fork_server, run_path, updates=updates, every=25).wait() == 0
+    assert fingerprint(run_path) == want
+    assert logged(run_path) == log
+    assert all(len(seen) == 1 for seen in losses(run_path).values())
     show("R5", {"signals": signals, "exit_75": signals})
 
 
@@ -66,55 +66,55 @@ def test_signals_at_random_moments(victims, reference, place, fault_seed, update
         "prune.rename:1",
     ],
 )
-def test_signal_during_a_checkpoint(victims, reference, place, point):
+def test_signal_during_a_checkpoint(fork_server, reference, run_path, point):
     want, log = reference()
-    assert loop(victims, place, fault=f"{point}:stop").wait() == 75
-    assert newest_step(place) == last_update(place)
-    assert loop(victims, place).wait() == 0
-    assert fingerprint(place) == want
-    assert logged(place) == log
+    assert loop(fork_server, run_path, fault=f"{point}:stop").wait() == 75
+    assert newest_step(run_path) == last_step(run_path)
+    assert loop(fork_server, run_path).wait() == 0
+    assert fingerprint(run_path) == want
+    assert logged(run_path) == log
 
 
-def test_second_signal_saves_no_checkpoint(victims, reference, place):
+def test_second_signal_saves_no_checkpoint(fork_server, reference, run_path):
     want, _ = reference()
     code = loop(
-        victims, place, fault="publish.mkdir:2:stop,publish.write.weights.safetensors:2:stop"
+        fork_server, run_path, fault="publish.mkdir:2:stop,publish.write.weights.safetensors:2:stop"
     ).wait()
     assert code == 75
-    assert newest_step(place) == 4
-    assert leftovers(place) == []
-    assert loop(victims, place).wait() == 0
-    assert fingerprint(place) == want
+    assert newest_step(run_path) == 4
+    assert leftovers(run_path) == []
+    assert loop(fork_server, run_path).wait() == 0
+    assert fingerprint(run_path) == want
 
 
-def test_a_third_signal_kills_and_loses_nothing(victims, reference, place):
+def test_a_third_signal_kills_and_loses_nothing(fork_server, reference, run_path):
     want, _ = reference()
     faults = (
         "publish.mkdir:2:stop",
         "publish.write.weights.safetensors:2:stop",
         "publish.fsync:6:stop",
     )
-    assert loop(victims, place, fault=",".join(faults)).wait() == -signal.SIGTERM
-    assert newest_step(place) == 4
-    assert loop(victims, place).wait() == 0
-    assert fingerprint(place) == want
-    assert leftovers(place) == []
+    assert loop(fork_server, run_path, fault=",".join(faults)).wait() == -signal.SIGTERM
+    assert newest_step(run_path) == 4
+    assert loop(fork_server, run_path).wait() == 0
+    assert fingerprint(run_path) == want
+    assert leftovers(run_path) == []
 
 
-def test_usr1_saves_a_checkpoint_and_training_continues(victims, reference, place):
+def test_usr1_saves_a_checkpoint_and_training_continues(fork_server, reference, run_path):
     want, _ = reference(60, 50)
-    victim = loop(victims, place, updates=60, every=50, pause=0.01)
-    wait_for_update(place, 3, victim)
-    victim.send(signal.SIGUSR1)
-    assert victim.wait() == 0
+    child = loop(fork_server, run_path, updates=60, every=50, pause=0.01)
+    wait_for_step(run_path, 3, child)
+    child.send(signal.SIGUSR1)
+    assert child.wait() == 0
     published = [
         record["step"]
-        for record in map(json.loads, (place / "log.jsonl").read_text().splitlines())
+        for record in map(json.loads, (run_path / "log.jsonl").read_text().splitlines())
         if "event" in record
     ]
     assert len(published) == 3
     assert 3 <= published[0] < 50
-    assert fingerprint(place) == want
+    assert fingerprint(run_path) == want
 
 
 def start(directory) -> subprocess.Popen:
@@ -156,22 +156,22 @@ def signalled_early(directory, number: int, delay: float) -> int:
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
 )
-def test_signals_during_the_imports(place):
+def test_signals_during_the_imports(run_path):
     """Torch takes seconds to import; a signal that comes then is kept, not fatal."""
-    assert signalled_early(place, signal.SIGTERM, 0.0) == 75
-    assert newest_step(place) >= 1
+    assert signalled_early(run_path, signal.SIGTERM, 0.0) == 75
+    assert newest_step(run_path) >= 1
 
 
 @pytest.mark.slow
-def test_twenty_signals_in_the_first_seconds(place, fault_seed):
+def test_twenty_signals_in_the_first_seconds(run_path, fault_seed):
     choose = random.Random(fault_seed)
     slowest = 0.0
     for number in range(20):
         delay = 0.3 * number / 10 if number < 10 else choose.uniform(0.3, 4.0)
         began = time.monotonic()
-        assert signalled_early(place, SIGNALS[number % 3], delay) == 75
+        assert signalled_early(run_path, SIGNALS[number % 3], delay) == 75
         slowest = max(slowest, time.monotonic() - began - delay)
-        assert newest_step(place) >= 1
+        assert newest_step(run_path) >= 1
     show("R5", {"early_signals": 20, "exit_75": 20, "slowest_seconds": round(slowest, 1)})
 
 

@@ -15,17 +15,17 @@ import time
 from pathlib import Path
 
 import pytest
-from fault_victims import (
+from fault_processes import (
     ROOT,
     command,
     fingerprint,
-    last_update,
+    last_step,
     leftovers,
     logged,
     losses,
     newest_step,
     show,
-    wait_for_update,
+    wait_for_step,
 )
 
 SYLLABLES = [first + second for first in "bdkm" for second in "aeiou"]
@@ -65,12 +65,12 @@ def corpus(memory):
 
 
 @pytest.fixture(scope="session")
-def train(victims, corpus):
+def train(fork_server, corpus):
     """Start `dragoman train` with small settings."""
 
     def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), **hurt):
         return command(
-            victims,
+            fork_server,
             out.with_name(out.name + ".output"),
             *words_for(corpus, out, steps, settings),
             **hurt,
@@ -129,7 +129,7 @@ def outcome(out: Path) -> dict:
     }
 
 
-def said(out: Path) -> str:
+def read_output(out: Path) -> str:
     return out.with_name("model.output").read_text()
 
 
@@ -139,10 +139,10 @@ def status(out: Path) -> dict:
 
 def killed_at(train, out: Path, update: int, **hurt) -> None:
     """Start the command and kill it soon after a step."""
-    victim = train(out, **hurt)
-    wait_for_update(out / "training", update, victim)
-    victim.send()
-    assert victim.wait() == -9, said(out)
+    child = train(out, **hurt)
+    wait_for_step(out / "training", update, child)
+    child.send()
+    assert child.wait() == -9, read_output(out)
 
 
 def kill_often(train, out, *, steps, kills, choose) -> int:
@@ -150,14 +150,14 @@ def kill_often(train, out, *, steps, kills, choose) -> int:
     most, run = 0, out / "training"
     targets = [0] * (kills // 4) + sorted(choose.sample(range(1, steps - 5), kills - kills // 4))
     for target in targets:
-        victim = train(out, steps=steps)
+        child = train(out, steps=steps)
         if target:
-            wait_for_update(run, target, victim)
+            wait_for_step(run, target, child)
         time.sleep(choose.uniform(0, 0.03) if target else choose.uniform(0, 1.0))
-        victim.send()
-        assert victim.wait() == -9, said(out)
-        most = max(most, last_update(run) - newest_step(run))
-    assert train(out, steps=steps).wait() == 0, said(out)
+        child.send()
+        assert child.wait() == -9, read_output(out)
+        most = max(most, last_step(run) - newest_step(run))
+    assert train(out, steps=steps).wait() == 0, read_output(out)
     return most
 
 
@@ -193,17 +193,19 @@ POINTS = ["valid.mid:2", "keep.rename:2", "prune.unlink:1"]
 
 @pytest.mark.parametrize("point", POINTS)
 def test_kill_at_a_named_point(train, whole, out, point):
-    assert train(out, fault=f"{point}:kill").wait() == -9, said(out)
-    assert train(out).wait() == 0, said(out)
+    assert train(out, fault=f"{point}:kill").wait() == -9, read_output(out)
+    assert train(out).wait() == 0, read_output(out)
     assert outcome(out) == whole()
 
 
 def test_a_kill_while_the_bundle_is_written(train, whole, out):
     """Eight checkpoints, and then the bundle's own weights."""
-    assert train(out, fault="publish.write.weights.safetensors:9:kill").wait() == -9, said(out)
+    assert train(out, fault="publish.write.weights.safetensors:9:kill").wait() == -9, read_output(
+        out
+    )
     assert not (out / "manifest.json").exists()
     assert leftovers(out) != []
-    assert train(out).wait() == 0, said(out)
+    assert train(out).wait() == 0, read_output(out)
     assert outcome(out) == whole()
     assert leftovers(out) == []
 
@@ -213,7 +215,7 @@ def test_wall_clock_changes_have_no_effect(train, whole, out):
     year = 365 * 86400
     killed_at(train, out, 8, clock=10 * year)
     killed_at(train, out, 17, clock=-year)
-    assert train(out, clock=3 * year).wait() == 0, said(out)
+    assert train(out, clock=3 * year).wait() == 0, read_output(out)
     assert outcome(out) == whole()
     assert leftovers(out / "training") == []
     show("R11", {"clocks": [10, -1, 3], "same_weights": True})
@@ -221,18 +223,18 @@ def test_wall_clock_changes_have_no_effect(train, whole, out):
 
 def test_a_signal_stops_saves_and_reports_how_to_continue(train, whole, out):
     for number, target in ((signal.SIGTERM, 7), (signal.SIGINT, 18)):
-        target = max(target, last_update(out / "training") + 1)
-        victim = train(out)
-        wait_for_update(out / "training", target, victim)
-        victim.send(number)
-        assert victim.wait() == 75, said(out)
-        assert newest_step(out / "training") == last_update(out / "training")
+        target = max(target, last_step(out / "training") + 1)
+        child = train(out)
+        wait_for_step(out / "training", target, child)
+        child.send(number)
+        assert child.wait() == 75, read_output(out)
+        assert newest_step(out / "training") == last_step(out / "training")
         assert status(out)["exit_code"] == 75
         assert number.name in status(out)["reason"]
         step = newest_step(out / "training")
         assert (
             f"dragoman: stopped at step {step}, checkpoint saved; resume with: dragoman train "
-            f"--out {out} --resume" in said(out)
+            f"--out {out} --resume" in read_output(out)
         )
     assert train(out).wait() == 0
     assert outcome(out) == whole()
@@ -266,21 +268,21 @@ def catches(pid: int, number: int) -> bool:
 
 
 def test_full_disk_exits_74_and_resumes_with_free_space(train, whole, out):
-    assert train(out, file_limit=100_000).wait() == 74, said(out)
+    assert train(out, file_limit=100_000).wait() == 74, read_output(out)
     assert (
         train(out, fault=",".join(f"publish.mkdir:{n}:enospc" for n in range(4, 20))).wait() == 74
-    ), said(out)
+    ), read_output(out)
     assert newest_step(out / "training") == 15
     assert status(out)["exit_code"] == 74
-    assert train(out).wait() == 0, said(out)
+    assert train(out).wait() == 0, read_output(out)
     assert outcome(out) == whole()
 
 
 def test_a_second_trainer_is_exit_73(train, whole, out):
     first = train(out, fault="valid.mid:1:sleep")
-    wait_for_update(out / "training", 20, first)
-    assert train(out).wait() == 73, said(out)
-    assert f"process {first.pid} on" in said(out)
+    wait_for_step(out / "training", 20, first)
+    assert train(out).wait() == 73, read_output(out)
+    assert f"process {first.pid} on" in read_output(out)
     assert first.wait() == 0
     assert outcome(out) == whole()
 
@@ -296,7 +298,7 @@ def test_no_permission_is_exit_77(train, whole, corpus):
         out.mkdir(mode=0o555)
         (Path(folder) / "cache").mkdir()
         (Path(folder) / "cache").chmod(0o777)
-        assert train(out, user=65534).wait() == 77, said(out)
+        assert train(out, user=65534).wait() == 77, read_output(out)
         assert os.listdir(out) == []
 
 
@@ -306,8 +308,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(train, whole, out
     data = bytearray(path.read_bytes())
     data[5000] ^= 4
     path.write_bytes(data)
-    assert train(out).wait() == 0, said(out)
-    assert str(path) in said(out)
+    assert train(out).wait() == 0, read_output(out)
+    assert str(path) in read_output(out)
     assert outcome(out) == whole()
 
 
@@ -315,8 +317,8 @@ def test_all_checkpoints_damaged_is_exit_65(train, out):
     killed_at(train, out, 6)
     for path in (out / "training").glob("step-*/weights.safetensors"):
         os.truncate(path, 100)
-    assert train(out).wait() == 65, said(out)
-    assert "checkpoints, none valid" in said(out)
+    assert train(out).wait() == 65, read_output(out)
+    assert "checkpoints, none valid" in read_output(out)
     assert list((out / "training").glob("bad-step-*/weights.safetensors"))
 
 
@@ -325,7 +327,7 @@ def test_a_changed_corpus_is_rejected(train, out, corpus, memory):
     lines = (corpus / "train.tgt").read_text()
     try:
         (corpus / "train.tgt").write_text(lines.replace("ba", "mu", 1))
-        assert train(out).wait() == 65, said(out)
+        assert train(out).wait() == 65, read_output(out)
     finally:
         (corpus / "train.tgt").write_text(lines)
     assert newest_step(out / "training") >= 5
@@ -333,6 +335,6 @@ def test_a_changed_corpus_is_rejected(train, out, corpus, memory):
 
 def test_a_changed_configuration_is_rejected(train, out):
     killed_at(train, out, 6)
-    assert train(out, settings=("model.width=64",)).wait() == 2, said(out)
-    assert "model.width" in said(out)
+    assert train(out, settings=("model.width=64",)).wait() == 2, read_output(out)
+    assert "model.width" in read_output(out)
     assert newest_step(out / "training") >= 5

@@ -17,7 +17,7 @@ from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
 from dragoman.models.factory import build_model
 
 
-def twin(attention: SelfAttention | CrossAttention) -> nn.MultiheadAttention:
+def build_torch_reference(attention: SelfAttention | CrossAttention) -> nn.MultiheadAttention:
     """Return torch.nn.MultiheadAttention with the same weights."""
     theirs = nn.MultiheadAttention(attention.width, attention.heads, batch_first=True)
     if isinstance(attention, SelfAttention):
@@ -41,7 +41,7 @@ def test_self_attention_equals_pytorchs(padded: bool, causal: bool) -> None:
     nn.init.normal_(ours.query_key_value.bias)
     x = torch.randn(2, 5, 12)
     mask = torch.tensor([[True] * 5, [True, True, True, False, False]]) if padded else None
-    theirs, weights = twin(ours)(
+    theirs, weights = build_torch_reference(ours)(
         x,
         x,
         x,
@@ -63,7 +63,9 @@ def test_cross_attention_equals_pytorchs() -> None:
     ours = CrossAttention(12, 4)
     x, memory = torch.randn(2, 3, 12), torch.randn(2, 6, 12)
     mask = torch.tensor([[True] * 6, [True, True, False, False, False, False]])
-    theirs, _ = twin(ours)(x, memory, memory, key_padding_mask=~mask, need_weights=False)
+    theirs, _ = build_torch_reference(ours)(
+        x, memory, memory, key_padding_mask=~mask, need_weights=False
+    )
     torch.testing.assert_close(ours(x, memory, mask=mask.unsqueeze(1)), theirs)
 
 

@@ -32,7 +32,7 @@ def doubles(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def shares(scores: Row, window: set[int] | None = None) -> Row:
+def softmax(scores: Row, window: set[int] | None = None) -> Row:
     kept = [exp(e) if window is None or s in window else 0.0 for s, e in enumerate(scores)]
     return [each / sum(kept) for each in kept]
 
@@ -88,7 +88,7 @@ def test_local_m_advances_and_stays_at_the_last_word() -> None:
     for row, length in enumerate((7, 4)):
         for t in range(9):
             centre = min(t, length - 1)
-            wanted = shares(
+            wanted = softmax(
                 scores[row, t].tolist(), {s for s in range(length) if abs(s - centre) <= 2}
             )
             assert weights[row, t].tolist() == pytest.approx(wanted, abs=1e-12)
@@ -104,7 +104,7 @@ def test_local_p_is_its_equation() -> None:
     for row, length in enumerate((7, 5)):
         for t in range(4):
             place = length / (1 + exp(-(v @ torch.tanh(w @ query[row, t])).item()))
-            inside = shares(
+            inside = softmax(
                 scores[row, t].tolist(), {s for s in range(length) if abs(s - place) <= 2}
             )
             wanted = [
@@ -184,7 +184,7 @@ def test_location_features_are_the_filtered_weights(
                 + attention.alignment.feature_proj.weight @ f
             )
             energies.append((score.energy.weight[0] @ torch.tanh(inside)).item())
-        weights = shares(energies)
+        weights = softmax(energies)
         assert found.weights[0, t].tolist() == pytest.approx(weights, abs=1e-12)
         looked = remember(looked, weights)
 

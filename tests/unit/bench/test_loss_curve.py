@@ -115,7 +115,7 @@ def test_how_often_equal_groups_are_two_errors_apart(curves: Any) -> None:
     """The docstring's 12 and 18 %, which are Student's for three runs each, by drawing."""
     draw = random.Random(1)
 
-    def share(spread: float) -> float:
+    def false_positive_rate(spread: float) -> float:
         trials = 4000
         groups = [
             [[[draw.gauss(0.0, width)] for _ in range(3)] for width in (1.0, spread)]
@@ -123,8 +123,8 @@ def test_how_often_equal_groups_are_two_errors_apart(curves: Any) -> None:
         ]
         return sum(abs(curves.compare(*group)[0]["in_errors"]) > 2 for group in groups) / trials
 
-    assert share(1.0) == pytest.approx(0.116, abs=0.02)
-    assert share(1e-6) == pytest.approx(0.1835, abs=0.02)
+    assert false_positive_rate(1.0) == pytest.approx(0.116, abs=0.02)
+    assert false_positive_rate(1e-6) == pytest.approx(0.1835, abs=0.02)
 
 
 def test_pairs_are_compared_step_by_step(curves: Any) -> None:

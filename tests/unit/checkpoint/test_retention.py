@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from run_kit import flip, save_checkpoint, tensors
+from run_kit import checkpoint_tensors, flip_byte, save_checkpoint
 
 from dragoman.checkpoint.retention import prune_oldest
 from dragoman.checkpoint.run_directory import RunDirectory
@@ -80,7 +80,7 @@ def test_crash_before_keeping_the_best_is_repaired(run):
     run.ensure_best_kept(2)
     assert run.best().step == 2
     save_checkpoint(run, 3)
-    flip(run.path / "step-00000003" / "weights.safetensors")
+    flip_byte(run.path / "step-00000003" / "weights.safetensors")
     run.ensure_best_kept(3)
     assert run.best().step == 2
 
@@ -101,14 +101,14 @@ def test_best_checkpoint_of_another_run_is_replaced(run):
     save_checkpoint(run, 2)
     run.keep_best(2)
     os.rename(run.path / "step-00000002", run.path.parent / "gone")
-    run.save_checkpoint(2, tensors(9), {})
+    run.save_checkpoint(2, checkpoint_tensors(9), {})
     run.keep_best(2)
     assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 9.0))
 
 
 def test_a_damaged_step_is_not_kept_as_the_best(run):
     save_checkpoint(run, 1)
-    flip(run.path / "step-00000001" / "weights.safetensors")
+    flip_byte(run.path / "step-00000001" / "weights.safetensors")
     with pytest.raises(CorruptError, match=r"weights\.safetensors"):
         run.keep_best(1)
     assert run.best() is None
@@ -208,8 +208,8 @@ def test_tolerated_failures_reset_after_a_success(run):
 
 
 def test_disk_space_is_checked_at_the_start(run, monkeypatch):
-    run.require_checkpoint_space(tensors(1))
+    run.require_checkpoint_space(checkpoint_tensors(1))
     monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskError, match="3 checkpoints") as caught:
-        run.require_checkpoint_space(tensors(1))
+        run.require_checkpoint_space(checkpoint_tensors(1))
     assert "1.0 kB free" in str(caught.value)

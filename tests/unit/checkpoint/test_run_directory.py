@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_kit import flip, save_checkpoint, tensors
+from run_kit import checkpoint_tensors, flip_byte, save_checkpoint
 
 from dragoman.checkpoint import run_directory as checkpoints
 from dragoman.checkpoint.format import write_tensor_files
@@ -39,7 +39,7 @@ def run(tmp_path):
 
 def test_checkpoint_round_trip(run):
     save_checkpoint(run, 1, 7)
-    newest = run.latest(tensors(7))
+    newest = run.latest(checkpoint_tensors(7))
     assert newest.step == 7
     assert newest.state == {"step": 7, "cursor": [0, 7]}
     assert newest.metrics == {"loss": 1 / 7}
@@ -53,7 +53,7 @@ def test_checkpoint_round_trip(run):
 
 
 def test_no_average_no_file(run):
-    run.save_checkpoint(1, tensors(1) | {"ema": None}, {})
+    run.save_checkpoint(1, checkpoint_tensors(1) | {"ema": None}, {})
     assert run.latest().load_ema() is None
     assert sorted(os.listdir(run.latest().path)) == [
         "manifest.json",
@@ -83,7 +83,7 @@ def test_an_empty_directory_has_no_newest(run):
 
 def test_damaged_checkpoint_is_quarantined_and_the_previous_used(run, caplog):
     save_checkpoint(run, 1, 2, 3)
-    flip(run.path / "step-00000003" / "optimizer.safetensors")
+    flip_byte(run.path / "step-00000003" / "optimizer.safetensors")
     with caplog.at_level(logging.WARNING):
         assert run.latest().step == 2
     assert "optimizer.safetensors" in caplog.text
@@ -156,7 +156,7 @@ def test_changed_byte_in_any_checkpoint_file_is_detected(run, write):
 
 def test_without_the_lock_nothing_is_quarantined(run):
     save_checkpoint(run, 1, 2)
-    flip(run.path / "step-00000002" / "weights.safetensors")
+    flip_byte(run.path / "step-00000002" / "weights.safetensors")
     assert RunDirectory(run.path).latest().step == 1
     assert [each.step for each in RunDirectory(run.path).verified_checkpoints()] == [1]
     assert (run.path / "step-00000002").is_dir()
@@ -166,7 +166,7 @@ def test_a_run_never_restarts_silently(run):
     """All steps damaged: exit 65, nothing deleted."""
     save_checkpoint(run, 1, 2)
     for step in (1, 2):
-        flip(run.path / f"step-0000000{step}" / "weights.safetensors")
+        flip_byte(run.path / f"step-0000000{step}" / "weights.safetensors")
     for _ in range(2):
         with pytest.raises(CorruptError, match="2 checkpoints, none valid") as caught:
             run.latest()
@@ -201,7 +201,7 @@ def test_other_configuration_is_not_quarantined(run):
     with pytest.raises(
         BundleError, match=r"which has layer.weight F32 \[16, 4\]; found layer.weight F32 \[8, 4\]"
     ) as caught:
-        run.latest(tensors(1, width=16))
+        run.latest(checkpoint_tensors(1, width=16))
     assert caught.value.exit_code == 2
     assert run.steps() == [1]
 
@@ -243,7 +243,7 @@ def test_environment_has_what_bit_exactness_depends_on(run):
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
 def test_no_tensor_that_is_not_finite_is_published(run, part):
-    bad = tensors(2)
+    bad = checkpoint_tensors(2)
     next(iter(bad[part].values()))[3, 1] = float("nan")
     with pytest.raises(DivergedError, match=f"{part} layer.weight"):
         run.save_checkpoint(2, bad, {})
@@ -262,7 +262,7 @@ def test_saving_the_same_step_again_does_nothing(run):
 def test_other_tensors_of_the_same_step_are_rejected(run):
     save_checkpoint(run, 5)
     with pytest.raises(DivergedError, match=r"found a different weights\.safetensors") as caught:
-        run.save_checkpoint(5, tensors(6), {})
+        run.save_checkpoint(5, checkpoint_tensors(6), {})
     assert caught.value.exit_code == 70
     assert torch.equal(run.latest().load_weights()["layer.weight"], torch.full((8, 4), 5.0))
     assert not list(run.path.glob(".tmp-*"))
@@ -270,7 +270,7 @@ def test_other_tensors_of_the_same_step_are_rejected(run):
 
 def test_damaged_checkpoint_is_saved_again(run):
     save_checkpoint(run, 5)
-    flip(run.path / "step-00000005" / "weights.safetensors")
+    flip_byte(run.path / "step-00000005" / "weights.safetensors")
     assert save_checkpoint(run, 5).step == 5
     assert run.latest().step == 5
     assert len(list(run.path.glob("bad-step-00000005-*"))) == 1

@@ -21,7 +21,7 @@ from dragoman.config.config import SECTIONS, TASK_STACKS
 from dragoman.errors import ConfigError
 
 
-def refusal(*overrides: str) -> str:
+def error_message(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         apply_overrides(Config(), overrides)
     return str(caught.value)
@@ -60,19 +60,21 @@ def test_defaults_of_common_settings():
 
 def test_unknown_setting_suggests_the_nearest():
     """Other toolkits report 'Extra inputs are not permitted' (eole-nlp/eole#81)."""
-    assert refusal("model.widht=256") == "there is no setting model.widht; did you mean width?"
+    assert (
+        error_message("model.widht=256") == "there is no setting model.widht; did you mean width?"
+    )
 
 
 def test_setting_in_the_wrong_section_suggests_the_right_one():
     """A key at the wrong level names where it belongs (eole-nlp/eole#126)."""
-    assert "did you mean train.learning_rate?" in refusal("model.learning_rate=1")
-    assert "did you mean model.width?" in refusal("width.x=1").replace(
+    assert "did you mean train.learning_rate?" in error_message("model.learning_rate=1")
+    assert "did you mean model.width?" in error_message("width.x=1").replace(
         "'width'", ""
-    ) or "model.width" in refusal("width.x=1")
+    ) or "model.width" in error_message("width.x=1")
 
 
 def test_all_problems_are_reported_together():
-    text = refusal("model.widht=256", "train.steps=soon", "text.vocab_size=[1]", "nonsense")
+    text = error_message("model.widht=256", "train.steps=soon", "text.vocab_size=[1]", "nonsense")
     assert text.startswith("4 problems in the configuration:")
     assert all(
         part in text for part in ("model.widht", "train.steps", "'soon'", "[1]", "'nonsense'")
@@ -81,7 +83,7 @@ def test_all_problems_are_reported_together():
 
 def test_heads_must_divide_the_width():
     assert (
-        refusal("model.heads=7")
+        error_message("model.heads=7")
         == "model.heads must divide model.width; found 7 and 512; try model.heads=4 or 8"
     )
 
@@ -102,26 +104,26 @@ def test_heads_must_divide_the_width():
     ],
 )
 def test_out_of_range_values_are_shown(override, found):
-    assert found in refusal(override)
+    assert found in error_message(override)
 
 
 def test_pairs_and_src_tgt_exclude_each_other():
-    assert "found all.tsv and a.de" in refusal(
+    assert "found all.tsv and a.de" in error_message(
         "data.pairs=all.tsv", "data.src=a.de", "data.tgt=a.en"
     )
-    assert "found all.tsv and a.de" in refusal(
+    assert "found all.tsv and a.de" in error_message(
         "data.valid_pairs=all.tsv", "data.valid_src=a.de", "data.valid_tgt=a.en"
     )
 
 
 def test_bpe_dropout_needs_bpe():
-    assert "found text.tokenizer=unigram" in refusal(
+    assert "found text.tokenizer=unigram" in error_message(
         "text.tokenizer=unigram", "text.bpe_dropout=0.1"
     )
 
 
 def test_sinusoidal_positions_need_an_even_width():
-    assert "found 15" in refusal("model.width=15", "model.heads=1")
+    assert "found 15" in error_message("model.width=15", "model.heads=1")
 
 
 def test_later_sources_win(tmp_path):
@@ -285,7 +287,7 @@ def test_the_tree_is_frozen():
 
 
 def test_problems_of_all_kinds_are_reported_together():
-    text = refusal(
+    text = error_message(
         "train.stepz=3", "width", "text.tokenizer=foo", "train.learning_rate=-1", "model.heads=many"
     )
     for words in (
@@ -320,11 +322,11 @@ def test_problems_of_all_kinds_are_reported_together():
     ],
 )
 def test_a_wrong_value_is_quoted_as_yaml(override, words):
-    assert words in refusal(override)
+    assert words in error_message(override)
 
 
 def test_learned_positions_must_hold_the_longest_sentence():
-    text = refusal("model.positions=learned", "model.max_positions=64")
+    text = error_message("model.positions=learned", "model.max_positions=64")
     assert "found 200 and 64; set data.max_length=63" in text
     read_config(
         overrides=["model.positions=learned", "model.max_positions=64", "data.max_length=63"]
@@ -369,19 +371,19 @@ def test_on_and_off_are_words_where_they_are_choices(tmp_path, section, name, wo
 
 
 def test_elsewhere_on_is_true():
-    assert "found true" in refusal("train.steps=on")
-    assert "found true" in refusal("train.cuda_graphs=on")  # auto or off
+    assert "found true" in error_message("train.steps=on")
+    assert "found true" in error_message("train.cuda_graphs=on")  # auto or off
 
 
 @pytest.mark.parametrize("prefix", ["", "valid_"])
 def test_each_source_file_needs_its_target_file(prefix):
-    found = refusal(f"data.{prefix}src=[a.de, b.de]", f"data.{prefix}tgt=a.en")
+    found = error_message(f"data.{prefix}src=[a.de, b.de]", f"data.{prefix}tgt=a.en")
     assert (
         f"data.{prefix}src and data.{prefix}tgt must name equally many files; found 2 (a.de, "
         "b.de) and 1 (a.en)" in found
     )
     assert f"give one --{prefix.replace('_', '-')}tgt for each" in found
-    assert "found an empty name in ['a.de', '']" in refusal(
+    assert "found an empty name in ['a.de', '']" in error_message(
         f"data.{prefix}src=[a.de, '']", f"data.{prefix}tgt=[a.en, b.en]"
     )
 
@@ -407,7 +409,7 @@ def test_a_list_of_one_file_is_the_file():
 )  # fmt: skip
 def test_names_of_other_toolkits_are_suggested(written, meant):
     name = written.partition("=")[0]
-    found = refusal(written)
+    found = error_message(written)
     assert f"there is no setting {name}; did you mean {meant}" in found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from store_kit import ENGLISH, GERMAN, corpus_of, prepared
+from store_kit import ENGLISH, GERMAN, prepare_store, write_corpus
 from sync_kit import SyncRecorder
 
 from dragoman.config.config import DataConfig, TextConfig
@@ -41,15 +41,15 @@ def tokenizers() -> Tokenizers:
 def test_a_cut_file_is_noticed_when_opened_and_built_again(
     tmp_path: Path, tokenizers: Tokenizers, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    store = prepared(corpus, tokenizers, tmp_path / "cache")
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
+    store = prepare_store(corpus, tokenizers, tmp_path / "cache")
     size = (store.folder / name).stat().st_size
     os.truncate(store.folder / name, size - 1)
     with pytest.raises(
         CorruptError, match=f"{name} must have {size} bytes; found {size - 1} bytes; delete"
     ):
         TokenStore.open(store.folder)
-    again = prepared(corpus, tokenizers, tmp_path / "cache")
+    again = prepare_store(corpus, tokenizers, tmp_path / "cache")
     again.verify()
     assert "is built again" in caplog.text
     assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
@@ -59,7 +59,7 @@ def test_a_cut_file_is_noticed_when_opened_and_built_again(
 def test_a_flipped_bit_is_noticed_before_it_is_used(
     tmp_path: Path, tokenizers: Tokenizers, name: str
 ) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     path = store.folder / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
@@ -75,7 +75,9 @@ def test_every_file_is_durable_and_hashed_before_the_store_is_visible(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = SyncRecorder(monkeypatch)
-    folder = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache").folder
+    folder = prepare_store(
+        write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache"
+    ).folder
     recorder.check_published(folder)
     content = read_manifest(folder)
     assert sorted(content["files"]) == sorted(FILES)
@@ -86,7 +88,7 @@ def test_every_file_is_durable_and_hashed_before_the_store_is_visible(
 def test_a_missing_file_and_an_edited_manifest_are_noticed(
     tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     copy = tmp_path / "copy"
     shutil.copytree(store.folder, copy)
     (copy / "tgt.bin").unlink()
@@ -107,7 +109,7 @@ def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
 def test_a_corpus_that_changes_between_hashing_and_reading_is_rejected(
     tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
     real = corpus.records
 
     def edited():
@@ -120,7 +122,7 @@ def test_a_corpus_that_changes_between_hashing_and_reading_is_rejected(
         match=r"x\.de must stay as it is while it is prepared; found SHA-256 \w+… before and \w+… "
         r"after",
     ):
-        prepared(corpus, tokenizers, tmp_path / "cache")
+        prepare_store(corpus, tokenizers, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -134,8 +136,8 @@ def test_a_corpus_that_stops_reading_early_is_still_checked(
                     return
                 yield record
 
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    assert len(prepared(Half(*corpus.files), tokenizers, tmp_path / "cache")) == 2
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
+    assert len(prepare_store(Half(*corpus.files), tokenizers, tmp_path / "cache")) == 2
 
 
 def test_temporary_directories_of_ended_processes_are_removed(
@@ -153,7 +155,7 @@ def test_temporary_directories_of_ended_processes_are_removed(
         leftover = cache / f".tmp-store-{host}-{pid}-0000aaff"
         leftover.mkdir(parents=True)
         (leftover / "src.bin").write_bytes(b"half")
-    prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, cache)
+    prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, cache)
     left = {path.name for path in cache.iterdir() if path.name.startswith(".tmp")}
     assert left == {
         f".tmp-store-{mine}-{os.getpid()}-0000aaff",
@@ -164,7 +166,7 @@ def test_temporary_directories_of_ended_processes_are_removed(
 def test_two_processes_may_build_the_same_store(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
     real = store_builder.publish_directory
 
     def beaten(temporary: Path, final: Path) -> None:
@@ -172,7 +174,7 @@ def test_two_processes_may_build_the_same_store(
         real(temporary, final)
 
     monkeypatch.setattr(store_builder, "publish_directory", beaten)
-    store = prepared(corpus, tokenizers, tmp_path / "cache")
+    store = prepare_store(corpus, tokenizers, tmp_path / "cache")
     assert len(store) == 3
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [store.folder.name]
 
@@ -187,7 +189,7 @@ def test_a_full_disk_leaves_nothing_behind(
     with pytest.raises(
         DiskError, match=r"must have space.*found No space left on device"
     ) as caught:
-        prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+        prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     assert caught.value.exit_code == 74
     assert not (tmp_path / "cache").exists()
 
@@ -195,13 +197,13 @@ def test_a_full_disk_leaves_nothing_behind(
 def test_a_cache_that_may_not_be_written_exits_77(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def raise_permission_error(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
+    monkeypatch.setattr(Path, "mkdir", raise_permission_error)
     with pytest.raises(PermissionDeniedError, match="Permission denied"):
-        prepared(corpus, tokenizers, tmp_path / "cache")
+        prepare_store(corpus, tokenizers, tmp_path / "cache")
 
 
 def test_a_store_is_published_once_or_the_error_is_raised(tmp_path: Path) -> None:

@@ -316,10 +316,10 @@ def test_unreadable_files_exit_77(tmp_path: Path) -> None:
 def test_no_permission_has_its_own_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> int:
+    def raise_permission_error(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", raise_permission_error)
     with pytest.raises(
         PermissionDeniedError, match="must be readable; found Permission denied; chmod"
     ) as caught:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_kit import ENGLISH, GERMAN, corpus_of, prepared
+from store_kit import ENGLISH, GERMAN, prepare_store, write_corpus
 
 from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.corpus import Corpus, ParallelFiles, TabularCorpus
@@ -28,7 +28,7 @@ def tokenizers() -> Tokenizers:
 
 
 def test_the_store_holds_the_corpus(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     assert len(store) == 3
     for index in range(3):
         src, tgt = store.pair(index)
@@ -47,7 +47,7 @@ def test_the_store_holds_the_corpus(tmp_path: Path, tokenizers: Tokenizers) -> N
 
 
 def test_pairs_outside_are_rejected(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     for index in (-1, 3):
         with pytest.raises(IndexError, match=f"pairs 0 to 2; found {index}"):
             store.pair(index)
@@ -60,7 +60,7 @@ def test_pairs_outside_are_rejected(tmp_path: Path, tokenizers: Tokenizers) -> N
 def test_several_pairs_are_fetched_as_the_rows_of_a_table(
     tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     wanted = np.array([2, 0, 2])
     width = int(store.tgt_lengths.max()) + 2
     rows = store.padded_ids("tgt", wanted, width)
@@ -75,12 +75,12 @@ def test_a_second_run_reads_nothing(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No half hour of loading at each start (fairseq#1267, #2829)."""
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    first = prepared(corpus, tokenizers, tmp_path / "cache")
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
+    first = prepare_store(corpus, tokenizers, tmp_path / "cache")
     monkeypatch.setattr(
         ParallelFiles, "records", lambda self: pytest.fail("the corpus was read again")
     )
-    second = prepared(corpus, tokenizers, tmp_path / "cache")
+    second = prepare_store(corpus, tokenizers, tmp_path / "cache")
     assert second.digest == first.digest
     assert second.pair(1)[0].tolist() == first.pair(1)[0].tolist()
     assert second.report == first.report
@@ -92,7 +92,7 @@ def test_everything_that_decides_the_contents_is_in_the_key(
     other = train_tokenizers(
         GERMAN * 20, ENGLISH * 20, TextConfig(vocab_size=320, character_coverage=1.0)
     )
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
     lenient = ParallelFiles(*corpus.files, on_bad_line="skip")
     shorter = ParallelFiles(*corpus.files, max_line_bytes=100)
     data = DataConfig()
@@ -119,14 +119,14 @@ def test_everything_that_decides_the_contents_is_in_the_key(
 def test_an_edit_that_keeps_size_and_time_is_noticed(
     tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    first = prepared(corpus, tokenizers, tmp_path / "cache")
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
+    first = prepare_store(corpus, tokenizers, tmp_path / "cache")
     stat = corpus.src.stat()
     corpus.src.write_text(
         corpus.src.read_text(encoding="utf-8").replace("Hund", "Huhn"), encoding="utf-8"
     )
     os.utime(corpus.src, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    second = prepared(corpus, tokenizers, tmp_path / "cache")
+    second = prepare_store(corpus, tokenizers, tmp_path / "cache")
     assert second.digest != first.digest
     assert "Huhn" in tokenizers.src.decode(second.pair(0)[0].tolist())
 
@@ -135,8 +135,8 @@ def test_skipped_pairs_are_counted_and_reported(tmp_path: Path, tokenizers: Toke
     """Long and empty pairs are skipped with a report (OpenNMT-py#1161)."""
     src = [GERMAN[0], "", "x" * 300, GERMAN[1], "  ", GERMAN[2]]
     tgt = [ENGLISH[0], "empty", "too long", ENGLISH[1], "blank", "y" * 5000]
-    corpus = corpus_of(tmp_path, src, tgt, max_line_bytes=4000)
-    store = prepared(corpus, tokenizers, tmp_path / "cache", max_length=60)
+    corpus = write_corpus(tmp_path, src, tgt, max_line_bytes=4000)
+    store = prepare_store(corpus, tokenizers, tmp_path / "cache", max_length=60)
     assert store.line_numbers.tolist() == [1, 4]
     assert store.report.skipped == {
         "with an empty side": 2,
@@ -159,24 +159,24 @@ def test_a_pair_may_have_as_many_tokens_as_the_limit_and_no_more(
     tmp_path: Path, tokenizers: Tokenizers, side: str
 ) -> None:
     long, short = GERMAN[0], "ab"
-    corpus = corpus_of(tmp_path, *([long, short], [short, short])[:: 1 if side == "src" else -1])
+    corpus = write_corpus(tmp_path, *([long, short], [short, short])[:: 1 if side == "src" else -1])
     count = len(getattr(tokenizers, side).encode(long))
     assert len(tokenizers.src.encode(short)) < count - 1
-    assert prepared(
+    assert prepare_store(
         corpus, tokenizers, tmp_path / "cache", max_length=count
     ).line_numbers.tolist() == [1, 2]
-    assert prepared(
+    assert prepare_store(
         corpus, tokenizers, tmp_path / "cache", max_length=count - 1
     ).line_numbers.tolist() == [2]
 
 
 def test_bad_lines_stop_or_are_counted(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
     corpus.src.write_bytes(b"gut\n\xff\xfe bad\nauch\n")
     with pytest.raises(DataError, match=r"x\.de line 2 must be UTF-8"):
-        prepared(corpus, tokenizers, tmp_path / "cache")
+        prepare_store(corpus, tokenizers, tmp_path / "cache")
     corpus.on_bad_line = "skip"
-    store = prepared(corpus, tokenizers, tmp_path / "cache")
+    store = prepare_store(corpus, tokenizers, tmp_path / "cache")
     assert store.line_numbers.tolist() == [1, 3]
     assert store.report.skipped == {"with a bad line": 1}
 
@@ -196,9 +196,9 @@ def test_a_corpus_without_a_usable_pair_is_an_error(tmp_path: Path, tokenizers: 
         match=r"a usable sentence pair; found 0 of 2 pairs kept; skipped: 2 with an empty "
         r"side",
     ):
-        prepared(corpus_of(tmp_path, ["", "a"], ["b", ""]), tokenizers, tmp_path / "cache")
+        prepare_store(write_corpus(tmp_path, ["", "a"], ["b", ""]), tokenizers, tmp_path / "cache")
     with pytest.raises(DataError, match="found 0 of 0 pairs kept"):
-        prepared(corpus_of(tmp_path, [], []), tokenizers, tmp_path / "cache")
+        prepare_store(write_corpus(tmp_path, [], []), tokenizers, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -209,7 +209,7 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
         ENGLISH * 9,
         TextConfig(vocab_size=90, byte_fallback=False, character_coverage=1.0),
     )
-    store = prepared(corpus_of(tmp_path, ["日 本"], ["x y"]), made, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, ["日 本"], ["x y"]), made, tmp_path / "cache")
     assert store.report.unknown == 4
     assert store.report.unknown_fraction() > 0.3
 
@@ -220,7 +220,7 @@ def test_separate_vocabularies_are_kept_apart(tmp_path: Path) -> None:
         ENGLISH * 20,
         TextConfig(vocab_size=310, character_coverage=1.0, shared_vocab=False),
     )
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), made, tmp_path / "cache")
+    store = prepare_store(write_corpus(tmp_path, GERMAN, ENGLISH), made, tmp_path / "cache")
     assert store.pair(0)[1].tolist() == made.tgt.encode(ENGLISH[0])
     assert made.tgt.encode(ENGLISH[0]) != made.src.encode(ENGLISH[0])
 
@@ -231,8 +231,8 @@ def test_wide_ids_where_the_vocabulary_is_large(tmp_path: Path, tokenizers: Toke
             return 70_000
 
     large = Large(tokenizers.src.model, algorithm="bpe", normalization="nfc")
-    store = prepared(
-        corpus_of(tmp_path, GERMAN, ENGLISH), Tokenizers(large, large), tmp_path / "cache"
+    store = prepare_store(
+        write_corpus(tmp_path, GERMAN, ENGLISH), Tokenizers(large, large), tmp_path / "cache"
     )
     assert store.pair(0)[0].dtype == np.uint32
     assert store.pair(0)[0].tolist() == tokenizers.src.encode(GERMAN[0])

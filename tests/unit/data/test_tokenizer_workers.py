@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_kit import ENGLISH, GERMAN, many, prepared
+from store_kit import ENGLISH, GERMAN, prepare_store, write_long_corpus
 
 from dragoman.config.config import TextConfig
 from dragoman.data import store_builder
@@ -31,9 +31,9 @@ def test_all_workers_give_what_one_gives(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_builder, "BLOCK_PAIRS", 100)
-    corpus = many(tmp_path, 1234)
-    one = prepared(corpus, tokenizers, tmp_path / "one", workers=1)
-    three = prepared(corpus, tokenizers, tmp_path / "three", workers=3)
+    corpus = write_long_corpus(tmp_path, 1234)
+    one = prepare_store(corpus, tokenizers, tmp_path / "one", workers=1)
+    three = prepare_store(corpus, tokenizers, tmp_path / "three", workers=3)
     hashes = [
         {path.name: file_sha256(path) for path in store.folder.iterdir()} for store in (one, three)
     ]
@@ -60,7 +60,7 @@ made = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
 print(len(TokenStore.prepare(corpus, made, folder=here / "cache", data=DataConfig(), workers=2)))
 """
     )
-    many(tmp_path, 50)
+    write_long_corpus(tmp_path, 50)
     root = Path(__file__).resolve().parents[3]
     run = subprocess.run(
         [sys.executable, str(script)],
@@ -106,7 +106,13 @@ def test_progress_is_reported(
     """Preparing shows how far it is (fairseq#2603)."""
     monkeypatch.setattr(store_builder, "BLOCK_PAIRS", 100)
     told: list[BuildProgress] = []
-    prepared(many(tmp_path, 450), tokenizers, tmp_path / "cache", progress=told.append, workers=1)
+    prepare_store(
+        write_long_corpus(tmp_path, 450),
+        tokenizers,
+        tmp_path / "cache",
+        progress=told.append,
+        workers=1,
+    )
     assert [each.pairs for each in told][-1] == 450
     assert len(told) == 5
     assert told[-1].fraction == 1.0
@@ -139,7 +145,7 @@ def test_memory_stays_flat_while_preparing(
     peaks = []
     for count in (1000, 8000):
         tracemalloc.start()
-        prepared(Endless(count), tokenizers, tmp_path / "cache", workers=1)
+        prepare_store(Endless(count), tokenizers, tmp_path / "cache", workers=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0] + 2_000_000

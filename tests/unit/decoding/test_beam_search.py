@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_kit import TableModel, TableState, slow_beam
+from search_kit import TableModel, TableState, reference_beam_search
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -77,7 +77,7 @@ def test_beam_search_equals_a_slow_reference_that_never_stops_early(
     """Stopping early changes nothing in the n best (OpenNMT-py#1320, transformers#38778)."""
     nbest = data.draw(st.integers(1, size))
     model, penalty = TableModel(end=end), WuLengthPenalty(alpha)
-    expected = slow_beam(
+    expected = reference_beam_search(
         lambda words: model.log_probs(source, (BOS, *words)),
         WORDS,
         limit=limit,

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from beam_kit import Rule, Words, check_trace, enumerate_beam
+from beam_kit import ForbiddenReason, Words, check_trace, enumerate_beam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_kit import TableModel
@@ -35,10 +35,12 @@ from dragoman.decoding.search_strategy import search
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 
-def token_rule(*, prefix: Words = (), min_length: int = 0, ngram: int = 0) -> Rule:
+def make_forbidden_reason(
+    *, prefix: Words = (), min_length: int = 0, ngram: int = 0
+) -> ForbiddenReason:
     """Return why a token may not follow, as the search defines it."""
 
-    def rule(words: Words, token: int) -> str | None:
+    def forbidden_reason(words: Words, token: int) -> str | None:
         if len(words) < len(prefix):
             return None if token == prefix[len(words)] else "constraint"
         if ngram and token in repeated_tokens(words, ngram):
@@ -47,7 +49,7 @@ def token_rule(*, prefix: Words = (), min_length: int = 0, ngram: int = 0) -> Ru
             return "constraint"
         return None
 
-    return rule
+    return forbidden_reason
 
 
 def trace_batch(
@@ -90,9 +92,9 @@ def test_every_node_agrees_with_a_search_that_judges_all_candidates(
     nbest = data.draw(st.integers(1, size))
     prefix = tuple(data.draw(st.lists(st.integers(UNK + 1, vocabulary - 1), max_size=limit)))
     model = TableModel(vocabulary=vocabulary, peak=peak, end=end)
-    penalty, rule = (
+    penalty, forbidden_reason = (
         WuLengthPenalty(alpha),
-        token_rule(prefix=prefix, min_length=min_length, ngram=ngram),
+        make_forbidden_reason(prefix=prefix, min_length=min_length, ngram=ngram),
     )
     [found], [trace] = trace_batch(
         model,
@@ -110,7 +112,7 @@ def test_every_node_agrees_with_a_search_that_judges_all_candidates(
         nbest=nbest,
         limit=limit,
         penalty=penalty,
-        rule=rule,
+        forbidden_reason=forbidden_reason,
     )
     nodes = {tuple(trace.tokens(node)): node for node in range(1, len(trace))}
     for words, node in nodes.items():
@@ -133,7 +135,9 @@ def test_every_node_agrees_with_a_search_that_judges_all_candidates(
     assert [(*each.tokens, EOS) for each in found if each.finished] == [
         words for _, words in expected.best
     ]
-    check_trace(trace, found, nbest=nbest, limit=limit, penalty=penalty, rule=rule)
+    check_trace(
+        trace, found, nbest=nbest, limit=limit, penalty=penalty, forbidden_reason=forbidden_reason
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -231,7 +235,14 @@ def test_a_large_trace_loses_its_worst_candidates_first() -> None:
         [node for node in np.flatnonzero(whole.reason == BEAM_FULL) if node not in lost]
     ]
     assert whole.cum[lost].max() <= remaining.min()
-    check_trace(small, found, nbest=4, limit=20, penalty=strategy.penalty, rule=token_rule())
+    check_trace(
+        small,
+        found,
+        nbest=4,
+        limit=20,
+        penalty=strategy.penalty,
+        forbidden_reason=make_forbidden_reason(),
+    )
 
 
 def test_the_n_best_stay_whatever_the_limit() -> None:

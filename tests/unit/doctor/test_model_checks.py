@@ -175,7 +175,7 @@ def damaged_number(golden: dict[str, Any]) -> None:
     golden["cases"][2]["log_probs"][1] += 0.1
 
 
-def damaged_pieces(golden: dict[str, Any]) -> None:
+def damaged_tokens(golden: dict[str, Any]) -> None:
     golden["cases"][0]["src"] = golden["cases"][0]["src"][::-1]
 
 
@@ -191,7 +191,7 @@ def damaged_form(golden: dict[str, Any]) -> None:
     ("damage", "note"),
     [
         (damaged_number, "4 sentences"),
-        (damaged_pieces, "other tokens or text for 'ein mann geht'"),
+        (damaged_tokens, "other tokens or text for 'ein mann geht'"),
         (damaged_text, "other tokens or text for 'ein mann geht'"),
         (damaged_form, "found tgt that is not a list"),
     ],

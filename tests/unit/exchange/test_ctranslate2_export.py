@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_kit import LINES, made
+from exchange_kit import LINES, build_exportable_model
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -69,7 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_log_probabilities_are_ours_for_every_setting_that_it_can_express(
     name: str, tmp_path: Path
 ) -> None:
-    model, tokenizers, config = made(**SETTINGS[name])
+    model, tokenizers, config = build_exportable_model(**SETTINGS[name])
     save_ctranslate2(model, tokenizers, config, tmp_path, quantization="float32")
     engine = CTranslate2Engine(tmp_path, tokenizers, name="it", longest=1024, workers=1)
     sources = [tokenizers.src.encode(line) for line in [*LINES, " ".join(LINES * 3)]]
@@ -106,13 +106,13 @@ def test_unsupported_models_are_rejected_with_the_reason(
     model: dict[str, Any], found: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        save_ctranslate2(*made(**model), tmp_path, quantization="float32")
+        save_ctranslate2(*build_exportable_model(**model), tmp_path, quantization="float32")
     assert found in str(refused.value)
     assert "the native engine runs every model" in str(refused.value)
 
 
 def test_quantization_does_not_change_the_loaded_model(tmp_path: Path) -> None:
-    model, tokenizers, config = made()
+    model, tokenizers, config = build_exportable_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_ctranslate2(model, tokenizers, config, tmp_path, quantization="int8")
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
@@ -125,7 +125,7 @@ def pair(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[NativeEngine, CTranslate2Engine, Tokenizers]:
     """Return both engines of a model whose outputs vary in length and hold forbidden tokens."""
-    model, tokenizers, config = made(output_bias=True)
+    model, tokenizers, config = build_exportable_model(output_bias=True)
     with torch.no_grad():
         model.output.bias[EOS] += 7.0  # type: ignore[index]
         model.output.bias[UNK] += 7.0  # type: ignore[index]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from exchange_kit import BASE, LINES, begins_alike, run_readme, tokenizers_of
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
@@ -33,7 +33,7 @@ def made(path: Path, *, joint: bool = True, **model: Any) -> Path:
     )
     tokenizers = tokenizers_of(config)
     torch.manual_seed(0)
-    net = shaken(
+    net = perturb_weights(
         build_model(
             config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exchange_kit import LINES, begins_alike, run_readme, tokenizers_of
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
@@ -66,7 +66,7 @@ def made(path: Path, **model: Any) -> Path:
     """Write a bundle."""
     net, config = built(**model)
     tokenizers = tokenizers_of(config)
-    net = shaken(
+    net = perturb_weights(
         build_model(
             config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
@@ -49,7 +49,7 @@ def from_torch(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 def test_base_model_with_the_weights_of_torch_nn_transformer() -> None:
     torch.manual_seed(0)
-    theirs = shaken(
+    theirs = perturb_weights(
         nn.Transformer(512, 8, 6, 6, 2048, dropout=0.0, batch_first=True, activation="relu")
     )
     # PyTorch has biases and a norm after each stack, which the paper does not.
@@ -145,8 +145,8 @@ def marian_pair(
         dropout=0.0,
     )
     theirs = transformers.MarianMTModel(config).eval()
-    shaken(theirs.model.encoder.layers)
-    shaken(theirs.model.decoder.layers)
+    perturb_weights(theirs.model.encoder.layers)
+    perturb_weights(theirs.model.decoder.layers)
     with torch.no_grad():
         theirs.final_logits_bias.normal_()
         theirs.model.shared.weight.normal_(std=width**-0.5)[-1] = (

@@ -9,7 +9,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
+from teacher_forcing_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.attention.recorder import edit, find_attentions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from explain_kit import TEXT, explained_translator
-from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
+from teacher_forcing_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.recorder import record
 from dragoman.decoding.length_penalty import WuLengthPenalty

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from forced_kit import tiny_language_model, tiny_model, tiny_pair
+from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.attention.recorder import record

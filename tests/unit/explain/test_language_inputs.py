@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from language_kit import config_of
-from task_subjects import LINES, Subject, build_subject, subject_of
+from task_models_kit import LINES, Subject, build_subject, subject_of
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.inputs.language_model import _windows, spell_tokens

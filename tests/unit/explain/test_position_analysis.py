@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forced_kit import tiny_language_model, tiny_model, tiny_pair
+from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.attention.multi_head import SelfAttention

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from task_subjects import Subject, subject_of
+from task_models_kit import Subject, subject_of
 
 from dragoman.attention.recorder import edit
 from dragoman.errors import DataError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from forced_kit import tiny_language_model, tiny_model, tiny_pair
+from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.explain import teacher_forcing
 from dragoman.explain.teacher_forcing import attention_parts

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from task_subjects import TEXT, Subject, subject_of
+from task_models_kit import TEXT, Subject, subject_of
 
 from dragoman.attention.recorder import edit, record
 from dragoman.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from dragoman.explore import request_parsing as checks
 from dragoman.explore.request_parsing import ExplainRequest, Region, RequestError
 
 
-def refusal(call, *arguments, **options) -> RequestError:
+def request_error(call, *arguments, **options) -> RequestError:
     with pytest.raises(RequestError) as found:
         call(*arguments, **options)
     assert "\n" not in found.value.sentence
@@ -68,13 +68,13 @@ def test_null_is_the_same_as_leaving_out() -> None:
     ],
 )
 def test_a_bad_request_is_one_sentence(body: dict, status: int, words: str) -> None:
-    found = refusal(checks.read_explain_request, body)
+    found = request_error(checks.read_explain_request, body)
     assert found.status == status
     assert words in found.sentence
 
 
 def test_a_sentence_cannot_be_long_or_carry_control_characters() -> None:
-    found = refusal(checks.read_explain_request, {"text": "a", "\x1b[2J" + "k" * 5000: 1})
+    found = request_error(checks.read_explain_request, {"text": "a", "\x1b[2J" + "k" * 5000: 1})
     assert "\x1b" not in found.sentence
     assert len(found.sentence) < 700
 
@@ -84,17 +84,17 @@ def test_a_sentence_cannot_be_long_or_carry_control_characters() -> None:
     [b"", b"{", b"[" * 100_000, b"\xff", b'{"text": NaN}', b"-Infinity", b"9" * 5000, b"'a'"],
 )
 def test_invalid_json_is_rejected(body: bytes) -> None:
-    assert "must be JSON in UTF-8" in refusal(checks.read_json, body).sentence
+    assert "must be JSON in UTF-8" in request_error(checks.read_json, body).sentence
 
 
 @pytest.mark.parametrize("body", [b"[]", b"3", b'"a"', b"null", b"true"])
 def test_the_body_is_an_object(body: bytes) -> None:
-    assert "must be a JSON object" in refusal(checks.read_json, body).sentence
+    assert "must be a JSON object" in request_error(checks.read_json, body).sentence
 
 
 def test_a_surrogate_that_json_escapes_is_found() -> None:
     body = checks.read_json(b'{"text": "\\ud800"}')
-    assert refusal(checks.read_explain_request, body).status == 400
+    assert request_error(checks.read_explain_request, body).status == 400
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,14 @@ def test_a_surrogate_that_json_escapes_is_found() -> None:
     ],
 )
 def test_a_branch_has_a_step_and_a_token(body: dict, words: str) -> None:
-    assert words in refusal(checks.read_branch_request, body, num_steps=5).sentence
+    assert words in request_error(checks.read_branch_request, body, num_steps=5).sentence
 
 
 def test_branch_of_an_output_without_steps_is_rejected() -> None:
     body = {"step": 0, "token": 4}
-    assert "no decoding step" in refusal(checks.read_branch_request, body, num_steps=0).sentence
+    assert (
+        "no decoding step" in request_error(checks.read_branch_request, body, num_steps=0).sentence
+    )
     assert checks.read_branch_request(body, num_steps=1) == (0, 4)
 
 
@@ -132,7 +134,7 @@ def test_branch_of_an_output_without_steps_is_rejected() -> None:
 )
 def test_heads_must_be_the_models(heads: object, words: str) -> None:
     sites = {"x0": 4, "e1": 2}
-    assert words in refusal(checks.read_off_request, {"heads": heads}, sites=sites).sentence
+    assert words in request_error(checks.read_off_request, {"heads": heads}, sites=sites).sentence
 
 
 def test_heads_are_read() -> None:
@@ -147,7 +149,7 @@ def test_heads_are_read() -> None:
 
 @pytest.mark.parametrize("method", ["guess", 3, None, ["occlusion"]])
 def test_a_method_is_one_of_four(method: object) -> None:
-    found = refusal(checks.read_attribute_request, {"method": method})
+    found = request_error(checks.read_attribute_request, {"method": method})
     assert "one of attention_x_gradient, input_x_gradient, integrated_gradients" in str(found)
 
 
@@ -163,7 +165,7 @@ def test_a_method_is_one_of_four(method: object) -> None:
     ],
 )
 def test_a_region_has_a_head_and_ranges(query: dict, words: str) -> None:
-    assert words in refusal(checks.read_region, query).sentence
+    assert words in request_error(checks.read_region, query).sentence
 
 
 def test_a_region_is_read() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
@@ -25,7 +25,7 @@ SOURCE = "Zwei Kinder spielen?"
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
     tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
-    path: Path = write_random(tmp_path_factory.mktemp("model") / "random", tokenizers)
+    path: Path = write_random_bundle(tmp_path_factory.mktemp("model") / "random", tokenizers)
     found = Translator.load(path, device="cpu")
     with torch.no_grad():
         weight = found.model.output_weight

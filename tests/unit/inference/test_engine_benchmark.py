@@ -26,7 +26,7 @@ from dragoman.text.tokenizer import train_tokenizers
 LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde"]
 
 
-class Sleeper:
+class SlowEngine:
     """A slow engine that counts its calls."""
 
     workers = client_threads = 1
@@ -73,13 +73,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path) -> None:
     bundle = Bundle.load(path)
     for expected in (False, True):
-        engines = {"slow": Sleeper("slow", 0.05), "quick": Sleeper("quick", 0.001)}
+        engines = {"slow": SlowEngine("slow", 0.05), "quick": SlowEngine("quick", 0.001)}
         choice = select_fastest_engine(engines, bundle, GreedySearch(), cache=tmp_path)
         assert choice is not None
         assert (choice.name, choice.from_cache) == ("quick", expected)
         assert choice.rates["quick"] > 2 * choice.rates["slow"]
         assert bool(engines["slow"].asked) is not expected
-    another = {"slow": Sleeper("slow", 0.001), "other": Sleeper("other", 0.001)}
+    another = {"slow": SlowEngine("slow", 0.001), "other": SlowEngine("other", 0.001)}
     again = select_fastest_engine(another, bundle, GreedySearch(), cache=tmp_path)
     assert again is not None
     assert not again.from_cache
@@ -89,7 +89,7 @@ def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path
 def test_damaged_cache_entry_is_measured_again(path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "engines.json").write_bytes(content.encode("latin-1"))
     choice = select_fastest_engine(
-        {"one": Sleeper("one", 0.0)}, Bundle.load(path), GreedySearch(), cache=tmp_path
+        {"one": SlowEngine("one", 0.0)}, Bundle.load(path), GreedySearch(), cache=tmp_path
     )
     assert choice is not None
     assert not choice.from_cache
@@ -99,7 +99,7 @@ def test_damaged_cache_entry_is_measured_again(path: Path, tmp_path: Path, conte
 def test_unwritable_cache_costs_only_time(path: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", "utf-8")
     choice = select_fastest_engine(
-        {"one": Sleeper("one", 0.0)},
+        {"one": SlowEngine("one", 0.0)},
         Bundle.load(path),
         GreedySearch(),
         cache=tmp_path / "file" / "below",
@@ -108,10 +108,10 @@ def test_unwritable_cache_costs_only_time(path: Path, tmp_path: Path) -> None:
 
 
 def test_all_workers_are_measured_together() -> None:
-    engine = Sleeper("two", 0.02)
+    engine = SlowEngine("two", 0.02)
     engine.workers = engine.client_threads = 2  # type: ignore[misc]
     assert measure_throughput(engine, [[5, 6]], GreedySearch(), seconds=0.05) > measure_throughput(
-        Sleeper("one", 0.02), [[5, 6]], GreedySearch(), seconds=0.05
+        SlowEngine("one", 0.02), [[5, 6]], GreedySearch(), seconds=0.05
     )
 
 
@@ -120,7 +120,7 @@ def test_auto_takes_and_names_the_quickest(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     bundle, cpu = Bundle.load(path), torch.device("cpu")
-    other = Sleeper("exported", 10.0)
+    other = SlowEngine("exported", 10.0)
     monkeypatch.setattr(opening_module, "choose_engine", lambda *_: other)
     assert open_engines(bundle, cpu).engine is other, (
         "whoever does not ask for a measurement gets the exported one"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_kit import LINES, begins_alike, made, run_readme
+from exchange_kit import LINES, begins_alike, build_exportable_model, run_readme
 from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, write_bundle
@@ -37,7 +37,7 @@ pytest.importorskip("ctranslate2")
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Write a model's directory."""
-    model, tokenizers, config = made(output_bias=True)
+    model, tokenizers, config = build_exportable_model(output_bias=True)
     config = config.replace(decode={"beam": 1, "max_length_extra": 6, "max_length_ratio": 1.0})
     path = tmp_path / "my-model"
     write_bundle(
@@ -173,7 +173,7 @@ def test_automatic_engine_leaves_beam_search_to_the_native_one(
 
 
 @pytest.fixture
-def stranger(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def foreign_engine(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Export an engine and forget that it was made here, as on a machine that the model was copied
     to.
     """
@@ -209,9 +209,12 @@ def without_heads(folder: Path) -> None:
 
 
 def test_engine_from_another_machine_is_not_loaded_unless_named(
-    bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bundle: Path,
+    foreign_engine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    without_heads(stranger)
+    without_heads(foreign_engine)
     with caplog.at_level(logging.INFO, logger="dragoman"):
         translator = Translator.load(bundle)
     assert translator.engine.name == "native"
@@ -235,11 +238,14 @@ def test_engine_from_another_machine_is_not_loaded_unless_named(
         ),
     ):
         Translator.load(bundle, engine="ctranslate2")
-    assert not trusted_engines.is_trusted(engine_digest(stranger))
+    assert not trusted_engines.is_trusted(engine_digest(foreign_engine))
 
 
 def test_engine_from_another_machine_is_tried_once_in_a_child_process(
-    bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bundle: Path,
+    foreign_engine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="dragoman"):
         assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
@@ -249,12 +255,12 @@ def test_engine_from_another_machine_is_tried_once_in_a_child_process(
     )
     for engine in ("ctranslate2", "auto"):
         assert Translator.load(bundle, engine=engine).engine.name == "ctranslate2-float32"
-    record = trusted_engines.trust_directory() / engine_digest(stranger)
+    record = trusted_engines.trust_directory() / engine_digest(foreign_engine)
     assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_trial_that_hangs_is_ended(
-    bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, foreign_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trusted_engines, "TRIAL_TIMEOUT", 0.2)
     with pytest.raises(BundleError, match=r"found no answer within 0\.2 seconds"):
@@ -276,7 +282,7 @@ def test_trust_record_is_a_regular_file_named_by_its_digest(
 
 def test_an_engine_is_used_by_name_where_no_record_can_be_written(
     bundle: Path,
-    stranger: Path,
+    foreign_engine: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -316,7 +322,7 @@ def link_model(folder: Path) -> None:
 
 def make_another(folder: Path) -> None:
     """Leave an engine behind, as training resumed in the same directory does."""
-    model, tokenizers, _ = made(output_bias=True)
+    model, tokenizers, _ = build_exportable_model(output_bias=True)
     with torch.no_grad():
         model.output.bias[:] += 1.0  # type: ignore[index]
     path = folder.parents[1]

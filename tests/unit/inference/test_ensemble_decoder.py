@@ -6,7 +6,13 @@ from functools import cache
 
 import pytest
 import torch
-from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs, slow_beam
+from search_kit import (
+    SOURCES,
+    VOCABULARY,
+    build_random_model,
+    next_log_probs,
+    reference_beam_search,
+)
 from torch import Tensor
 
 from dragoman.decoding.beam_search import BeamSearch
@@ -55,7 +61,7 @@ def test_beams_equal_a_search_without_cache_or_batch(backend: EagerSearchBackend
     more = {} if backend is None else {"backend": backend}
     found = run(EnsembleDecoder(members()), strategy, **more)
     for source, limit, hypotheses in zip(SOURCES, [6, 9, 1, 6, 4], found, strict=True):
-        expected = slow_beam(
+        expected = reference_beam_search(
             lambda words, source=source: mean_log_probs(source, words),
             range(4, VOCABULARY),
             limit=limit,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
@@ -50,7 +50,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> l
     folder = tmp_path_factory.mktemp("models")
     recurrent = CONFIG.replace(model=RECURRENT, data={"max_length": 20})
     return [
-        write_random(folder / "a", tokenizers),
+        write_random_bundle(folder / "a", tokenizers),
         write_other(folder / "b", tokenizers, recurrent),
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from translator_kit import TEXT, write_random
+from translator_kit import TEXT, write_random_bundle
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attribution import METHODS
@@ -30,7 +30,7 @@ def tokenizers() -> Tokenizers:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
-    return write_random(tmp_path_factory.mktemp("model") / "model", tokenizers)
+    return write_random_bundle(tmp_path_factory.mktemp("model") / "model", tokenizers)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_an_explanation_of_another_model_is_rejected(
     translator: Translator, tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
     explanation = translator.explain(SENTENCE)
-    other = Translator.load(write_random(tmp_path / "model", tokenizers), device="cpu")
+    other = Translator.load(write_random_bundle(tmp_path / "model", tokenizers), device="cpu")
     with torch.no_grad():
         next(other.model.parameters()).add_(1.0)
     with pytest.raises(DataError, match="must be of this model; found one of another"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from beam_kit import check_trace
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraints import Regex
@@ -42,7 +42,7 @@ def tokenizers() -> Tokenizers:
 @pytest.fixture(scope="module")
 def translator(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     """Load a model of random weights that may end early."""
-    path: Path = write_random(tmp_path_factory.mktemp("model") / "random", tokenizers)
+    path: Path = write_random_bundle(tmp_path_factory.mktemp("model") / "random", tokenizers)
     found = Translator.load(path, device="cpu")
     # The end of sentence becomes likely, so that searches finish at different lengths.
     with torch.no_grad():
@@ -66,10 +66,10 @@ def hypotheses_of(explanation: Explanation) -> list[Hypothesis]:
     ]
 
 
-def rule_of(prefix: list[int], ngram: int = 0, *, retried: bool = False) -> Any:
+def make_forbidden_reason(prefix: list[int], ngram: int = 0, *, retried: bool = False) -> Any:
     """Return which tokens the search forbids; none ends at once if it was retried."""
 
-    def rule(words: tuple[int, ...], token: int) -> str | None:
+    def forbidden_reason(words: tuple[int, ...], token: int) -> str | None:
         if len(words) < len(prefix):
             return None if token == prefix[len(words)] else "constraint"
         if ngram and token in repeated_tokens(words, ngram):
@@ -77,7 +77,7 @@ def rule_of(prefix: list[int], ngram: int = 0, *, retried: bool = False) -> Any:
         never = (PAD, BOS, UNK, EOS) if retried and not words else (PAD, BOS, UNK)
         return "constraint" if token in never else None
 
-    return rule
+    return forbidden_reason
 
 
 def was_retried(explanation: Explanation) -> bool:
@@ -114,7 +114,7 @@ def test_the_trace_of_an_explanation_holds(
         nbest=found.request["nbest"],
         limit=found.request["max_len"],
         penalty=WuLengthPenalty(alpha),
-        rule=rule_of(
+        forbidden_reason=make_forbidden_reason(
             found.request["prefix"],
             options.get("no_repeat_ngram_size", 0),
             retried=was_retried(found),

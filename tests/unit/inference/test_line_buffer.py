@@ -38,7 +38,7 @@ MOST = 2048
 Make = Callable[["Counting"], Translator]
 
 
-class Pen:
+class WrittenLines:
     """A stream with some lines available: `ready` while there are any; reading past them fails the
     test.
     """
@@ -125,7 +125,7 @@ def test_windows_of_unknown_streams_grow() -> None:
 
 
 def test_available_lines_are_read_without_waiting_for_more() -> None:
-    pen = Pen(numbered(300))
+    pen = WrittenLines(numbered(300))
     rows = iter(LineBuffers(pen, first=FIRST_BUFFER_LINES, max_lines=MOST))
     assert [len(window) for window in next(rows)] == [300]
     assert pen.waited == 0, "whoever wrote them may want their answers first"
@@ -144,7 +144,7 @@ def test_available_lines_are_read_without_waiting_for_more() -> None:
     count=st.integers(0, 400),
     first=st.integers(1, 50),
     max_lines=st.integers(1, 70),
-    kind=st.sampled_from([list, iter, Pen]),
+    kind=st.sampled_from([list, iter, WrittenLines]),
 )
 def test_windows_hold_every_line_once_in_order_and_no_more_than_they_may(
     count: int, first: int, max_lines: int, kind: Callable[[list[str]], object]
@@ -174,7 +174,7 @@ def test_an_endless_input_never_fills_the_memory() -> None:
             read += 1
             yield "line"
 
-    class Endless(Pen):
+    class Endless(WrittenLines):
         def ready(self) -> bool:
             return True
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
@@ -25,7 +25,7 @@ LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
     tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
-    path = write_random(tmp_path_factory.mktemp("bundle"), tokenizers)
+    path = write_random_bundle(tmp_path_factory.mktemp("bundle"), tokenizers)
     return Translator.load(path, device="cpu")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.attention import edit, find_attentions
 from dragoman.config import Config
@@ -98,7 +98,7 @@ def make(**settings: Any) -> EncoderDecoder:
     }
     config = Config().replace(model={**shape, **settings}).model
     return (
-        shaken(build_model(config, src_vocab_size=37, tgt_vocab_size=37))
+        perturb_weights(build_model(config, src_vocab_size=37, tgt_vocab_size=37))
         .eval()
         .requires_grad_(False)
     )
@@ -107,7 +107,7 @@ def make(**settings: Any) -> EncoderDecoder:
 def forms(model: EncoderDecoder) -> dict[str, Callable[[], Any]]:
     """List what can compute a model, without the check of its weights that comes before."""
 
-    def frozen_int8() -> TorchTransformer:
+    def packed_int8() -> TorchTransformer:
         ranges = iter(_calibrate_ranges(model, ()))
         return TorchTransformer(
             model,
@@ -117,7 +117,7 @@ def forms(model: EncoderDecoder) -> dict[str, Callable[[], Any]]:
     compiled = load_kernel_library()
     made: dict[str, Callable[[], Any]] = {"frozen": lambda: TorchTransformer(model, packed_linear)}
     if not int8_unsupported_reason():
-        made["frozen int8"] = frozen_int8
+        made["frozen int8"] = packed_int8
     if compiled is not None:
         made["compiled"] = lambda: CppTransformer(model, compiled)
         if compiled.dragoman_has_int8():

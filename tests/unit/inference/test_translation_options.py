@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -28,7 +28,7 @@ def tokenizers() -> Tokenizers:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
-    return write_random(tmp_path_factory.mktemp("bundle"), tokenizers)
+    return write_random_bundle(tmp_path_factory.mktemp("bundle"), tokenizers)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from translator_kit import CONFIG, TEXT, write_random
+from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.bundle import write_bundle
 from dragoman.errors import ConfigError, DataError, DivergedError
@@ -41,7 +41,7 @@ def tokenizers() -> Tokenizers:
 
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Translator:
-    return Translator.load(write_random(tmp_path_factory.mktemp("model"), tokenizers))
+    return Translator.load(write_random_bundle(tmp_path_factory.mktemp("model"), tokenizers))
 
 
 def by_hand(translator: Translator, source: str, target: str) -> list[float]:
@@ -179,7 +179,7 @@ def test_unequal_numbers_of_texts_are_reported(translator: Translator) -> None:
 
 
 def test_weights_that_are_not_finite_are_reported(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    translator = Translator.load(write_random(tmp_path / "model", tokenizers))
+    translator = Translator.load(write_random_bundle(tmp_path / "model", tokenizers))
     with torch.no_grad():
         next(translator.model.decoder.parameters()).fill_(math.nan)
     with pytest.raises(DivergedError, match="finite log-probabilities; found nan"):

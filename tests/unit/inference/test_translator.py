@@ -17,7 +17,14 @@ from confidence_kit import CALIBRATION, add_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from translator_kit import CONFIG, TEXT, CopyModel, CopyState, copying, write_random
+from translator_kit import (
+    CONFIG,
+    TEXT,
+    CopyModel,
+    CopyState,
+    build_copying_translator,
+    write_random_bundle,
+)
 
 from dragoman.decoding.source_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
@@ -37,7 +44,7 @@ def tokenizers() -> Tokenizers:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
-    return write_random(tmp_path_factory.mktemp("bundle"), tokenizers)
+    return write_random_bundle(tmp_path_factory.mktemp("bundle"), tokenizers)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +54,7 @@ def translator(bundle: Path) -> Translator:
 
 def test_text_goes_through_unchanged(tokenizers: Tokenizers) -> None:
     lines = [*TEXT[:5], "", "   ", "a", "!", "7", "🙂", "\t", "weiße Größe", "x" * 30]
-    assert copying(tokenizers).translate(lines) == [line.strip() for line in lines]
+    assert build_copying_translator(tokenizers).translate(lines) == [line.strip() for line in lines]
 
 
 @settings(max_examples=25, deadline=None)
@@ -62,7 +69,9 @@ def test_order_and_number_of_lines_are_kept(
     """Whatever the batches and buffers (fairseq#2036, #4684, #1059, tensorflow/nmt#277;
     marian-dev#365).
     """
-    found = copying(tokenizers).translate(lines, batch_size=batch_size, buffer_size=buffer_size)
+    found = build_copying_translator(tokenizers).translate(
+        lines, batch_size=batch_size, buffer_size=buffer_size
+    )
     assert found == [line.strip() for line in lines]
 
 
@@ -91,7 +100,7 @@ def test_a_calibration_adds_a_confidence_and_changes_nothing_else(
 
 
 def test_empty_lines_never_reach_the_model(tokenizers: Tokenizers) -> None:
-    translator = copying(tokenizers)
+    translator = build_copying_translator(tokenizers)
     found = list(translator.stream(["", " ", "\u3000"]))
     assert [(each.text, each.notes) for each in found] == [("", ())] * 3
     assert translator.model.batches == []
@@ -99,7 +108,7 @@ def test_empty_lines_never_reach_the_model(tokenizers: Tokenizers) -> None:
 
 def test_empty_output_is_retried_once_and_noted(tokenizers: Tokenizers) -> None:
     """A short line must not vanish (OpenNMT-py#2039)."""
-    [found, blank] = copying(tokenizers, silent=True).stream(["7", ""])
+    [found, blank] = build_copying_translator(tokenizers, silent=True).stream(["7", ""])
     assert found.text.strip()
     assert any("first output was empty" in note for note in found.notes)
     assert (blank.text, blank.notes) == ("", ())
@@ -107,7 +116,7 @@ def test_empty_output_is_retried_once_and_noted(tokenizers: Tokenizers) -> None:
 
 def test_an_output_that_reaches_its_limit_is_noted(tokenizers: Tokenizers) -> None:
     """The limit depends on the line, and reaching it is noted (sockeye#907, LibreTranslate#46)."""
-    translator = copying(
+    translator = build_copying_translator(
         tokenizers,
         CONFIG.replace(decode={"max_length_ratio": 2.0, "max_length_extra": 5}),
         stutter=True,
@@ -124,9 +133,11 @@ def test_repetitive_output_is_noted(tokenizers: Tokenizers) -> None:
     """Endless repetition does not pass for a translation (LibreTranslate#46, #183,
     argos-translate#428, EasyNMT#38).
     """
-    [found] = copying(tokenizers, stutter=True).stream(["Zwei Kinder"])
+    [found] = build_copying_translator(tokenizers, stutter=True).stream(["Zwei Kinder"])
     assert any("repeats itself" in note for note in found.notes)
-    [found] = copying(tokenizers).stream(["7 " * 15])  # what the source repeats may be repeated
+    [found] = build_copying_translator(tokenizers).stream(
+        ["7 " * 15]
+    )  # what the source repeats may be repeated
     assert not found.notes
 
 
@@ -165,7 +176,7 @@ def test_learned_positions_bound_source_and_output(tokenizers: Tokenizers) -> No
         ["Ein Mann geht. " * 8, "ab"], beam=2, prefix="Eine"
     ):
         assert found.text
-    translator = copying(tokenizers, config)
+    translator = build_copying_translator(tokenizers, config)
     text = "Ein Mann geht. Eine Frau steht! 0123456789 Zwei Kinder spielen?"
     assert translator.translate([text]) == [text]
     assert max(width for _, width in translator.model.batches) <= 20
@@ -235,7 +246,7 @@ def test_learned_positions_hold_a_source_and_its_end_and_no_more(
     count = len(tokenizers.src.encode(text))
     config = CONFIG.replace(model={"positions": "learned", "max_positions": count + 1 + spare})
     assert config.data.max_length > count
-    translator = copying(tokenizers, config, stutter=True)
+    translator = build_copying_translator(tokenizers, config, stutter=True)
     [found] = translator.stream([text])
     assert (sum(rows for rows, _ in translator.model.batches) == 1) is (spare == 0)
     assert ("segments" in " ".join(found.notes)) is (spare < 0)
@@ -251,10 +262,14 @@ def test_the_length_limit_leaves_space_for_a_forced_prefix(tokenizers: Tokenizer
     prefix = tokenizers.tgt.encode("Eine Frau")
     for text in ("7", "0123456789"):
         count = len(tokenizers.src.encode(text))
-        [found] = copying(tokenizers, config, stutter=True).stream([text], prefix="Eine Frau")
+        [found] = build_copying_translator(tokenizers, config, stutter=True).stream(
+            [text], prefix="Eine Frau"
+        )
         assert len(found.tokens) == 2 * count + 5 + len(prefix)
         assert list(found.tokens)[: len(prefix)] == tokenizers.tgt.tokens(prefix)
-    [found] = copying(tokenizers).stream([" ".join(["Ein Mann geht."] * 12)], prefix="Eine Frau")
+    [found] = build_copying_translator(tokenizers).stream(
+        [" ".join(["Ein Mann geht."] * 12)], prefix="Eine Frau"
+    )
     assert found.text.startswith("Eine Frau")
     assert found.text.count("Eine Frau") == 1
 
@@ -263,20 +278,22 @@ def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers)
     """Lines in = lines out, even when the model spells a line break in bytes (marian-dev#365,
     #667).
     """
-    [found] = copying(tokenizers).stream(["ab\u000bcd\rx"])
+    [found] = build_copying_translator(tokenizers).stream(["ab\u000bcd\rx"])
     assert "\r" not in found.text
     assert "\n" not in found.text
 
 
 def test_a_text_of_several_lines_comes_back_in_as_many(tokenizers: Tokenizers) -> None:
-    [found] = copying(tokenizers).translate(["Ein Mann geht.\n\n  Eine Frau steht!\nab"])
+    [found] = build_copying_translator(tokenizers).translate(
+        ["Ein Mann geht.\n\n  Eine Frau steht!\nab"]
+    )
     assert found == "Ein Mann geht.\n\nEine Frau steht!\nab"
 
 
 def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> None:
     """Never cut, never dropped (marian-dev#365, transformers#11958, rust-bert#153, Opus-MT#60)."""
     text = " ".join(["Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?"] * 12)
-    translator = copying(tokenizers)
+    translator = build_copying_translator(tokenizers)
     before, found, after = translator.stream(["ab", text, "7"])
     assert (before.text, after.text) == ("ab", "7")
     assert found.text == text
@@ -305,7 +322,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
     """Nothing is dropped, and one sentence that does not fit alone is an error
     (OpenNMT-py#1161).
     """
-    translator = copying(tokenizers)
+    translator = build_copying_translator(tokenizers)
     encode = translator.model.encode
 
     def tight(src: Tensor, mask: Tensor | None) -> Tensor:
@@ -321,7 +338,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
         translator.translate(["x" * 35])
 
 
-class Reticent(CopyModel):
+class EarlyEndingModel(CopyModel):
     """Copies, but ends at once if the source begins with one of some tokens; runs out of memory
     above two sentences.
     """
@@ -349,7 +366,7 @@ def test_halves_of_a_batch_remember_which_outputs_were_empty(
     lines = ["Ein Mann", "Zwei", "0123", "spielen", "steht"]
     first = [tokenizers.src.encode(line)[0] for line in lines]
     assert len(set(first)) == len(lines)
-    model: Any = Reticent(len(tokenizers.tgt), {first[at] for at in quiet})
+    model: Any = EarlyEndingModel(len(tokenizers.tgt), {first[at] for at in quiet})
     found = list(
         Translator(model, tokenizers, CONFIG.replace(decode={"beam": 1})).stream(
             lines, batch_size=5
@@ -364,7 +381,7 @@ def test_halves_of_a_batch_remember_which_outputs_were_empty(
 
 
 def test_text_without_any_break_is_split_too(tokenizers: Tokenizers) -> None:
-    translator = copying(tokenizers)
+    translator = build_copying_translator(tokenizers)
     for text in ("ab" * 400, "你好" * 200, "a b " * 300):
         [found] = translator.stream([text])
         assert found.text.replace(" ", "") == text.replace(" ", "")
@@ -400,10 +417,10 @@ def test_streaming_hands_on_before_the_input_ends(tokenizers: Tokenizers) -> Non
             read.append(number)
             yield f"a {number}"
 
-    found = copying(tokenizers).stream(lines())
+    found = build_copying_translator(tokenizers).stream(lines())
     next(found)
     assert len(read) < 100
-    one = copying(tokenizers).stream(lines(), buffer_size=1)
+    one = build_copying_translator(tokenizers).stream(lines(), buffer_size=1)
     read.clear()
     next(one)
     next(one)
@@ -448,20 +465,24 @@ def test_input_that_is_not_a_list_of_texts_is_rejected(
 
 
 def test_texts_may_come_from_any_iterable(tokenizers: Tokenizers) -> None:
-    assert copying(tokenizers).translate(text for text in ("12", "", "7")) == ["12", "", "7"]
-    assert copying(tokenizers).translate([]) == []
+    assert build_copying_translator(tokenizers).translate(text for text in ("12", "", "7")) == [
+        "12",
+        "",
+        "7",
+    ]
+    assert build_copying_translator(tokenizers).translate([]) == []
     with pytest.raises(DataError, match="text 1 must be a text; found None"):
-        copying(tokenizers).explain(None)  # type: ignore[arg-type]
+        build_copying_translator(tokenizers).explain(None)  # type: ignore[arg-type]
 
 
 def test_control_characters_of_a_model_never_reach_a_terminal(tokenizers: Tokenizers) -> None:
     """A half-trained model may write any byte, the one that begins a terminal's commands too."""
-    [found] = copying(tokenizers).translate(["a\x1b[2Jb\x07c\td"])
+    [found] = build_copying_translator(tokenizers).translate(["a\x1b[2Jb\x07c\td"])
     assert found == "a [2Jb c\td"
 
 
 def test_a_note_on_many_parts_is_reported_once(tokenizers: Tokenizers) -> None:
-    [found] = copying(tokenizers, silent=True).stream(["0123456789. " * 40])
+    [found] = build_copying_translator(tokenizers, silent=True).stream(["0123456789. " * 40])
     assert len(found.notes) == len(set(found.notes)) <= 3
     assert any(note.endswith(" segments)") for note in found.notes)
 
@@ -472,7 +493,7 @@ def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
         text={"tokenizer": "characters", "byte_fallback": False, "vocab_size": 30}
     )
     plain = train_tokenizers(["abc def"] * 20, ["abc def"] * 20, config.text)
-    [found] = copying(plain, config).stream(["abc ж def"])
+    [found] = build_copying_translator(plain, config).stream(["abc ж def"])
     assert any("1 of its tokens is unknown" in note for note in found.notes)
 
 

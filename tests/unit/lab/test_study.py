@@ -34,7 +34,7 @@ SEARCH = ("model.dropout=0.0..0.4", "train.optimizer=adam,adamw")
 Run = Callable[..., Any]
 
 
-class Told(QuietProgress):
+class CapturedNotes(QuietProgress):
     """Collects notes."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ def test_the_first_trial_is_the_base_and_the_best_is_found(
 
 
 def test_each_end_is_shown_with_the_best_so_far(run: Run) -> None:
-    told = Told()
-    result = run(12, progress=told)
-    notes = [note for note in told.notes if note.startswith("trial ") and " in 0 s" in note]
+    captured = CapturedNotes()
+    result = run(12, progress=captured)
+    notes = [note for note in captured.notes if note.startswith("trial ") and " in 0 s" in note]
     best = None
     for each in result.trials:
         if each.state != "complete":
@@ -549,10 +549,10 @@ def test_lines_fit_80_columns(run: Run, tmp_path: Path) -> None:
             raise ConfigError([f"something long must hold; found {'x' * 150}; do something else"])
         return fake_run(config, out, **options)
 
-    told = Told()
-    result = run(8, search=search, metric="bleu", train=failing, progress=told)
-    assert all(len(line) <= 80 for line in told.notes)
-    assert any(line.startswith("trial 0: ") for line in told.notes)
+    captured = CapturedNotes()
+    result = run(8, search=search, metric="bleu", train=failing, progress=captured)
+    assert all(len(line) <= 80 for line in captured.notes)
+    assert any(line.startswith("trial 0: ") for line in captured.notes)
     table = result.table()
     assert all(len(line) <= 80 for line in table)
     assert table[0].split()[:2] == ["trial", "bleu"]
@@ -560,10 +560,10 @@ def test_lines_fit_80_columns(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_shows_the_search_space_and_writes_nothing(run: Run, tmp_path: Path) -> None:
-    told = Told()
-    run(3, dry_run=True, progress=told, trial_budget=30.0)
+    captured = CapturedNotes()
+    run(3, dry_run=True, progress=captured, trial_budget=30.0)
     assert not (tmp_path / "study").exists()
-    text = "\n".join(told.notes)
+    text = "\n".join(captured.notes)
     assert "budget: 16 min 40 s, 30 s for each trial" in text
     assert "model.dropout    0..0.4 (base 0.1)" in text
     assert "train.optimizer  adam, adamw (base adamw)" in text

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from convolution_kit import PAPER, make
+from convolution_kit import PAPER, build_conv_model
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -148,7 +148,7 @@ def test_initialization_follows_section_3_5() -> None:
     assert ConvS2SLinear(64, 64, weight=PlainWeight).weight().std().item() == pytest.approx(
         1 / 8, rel=0.03
     )
-    model = make(("conv",), ("conv",), width=64)
+    model = build_conv_model(("conv",), ("conv",), width=64)
     assert model.decoder.get_submodule("0").convolution.weight().std().item() == pytest.approx(
         (4 / (3 * 64)) ** 0.5, rel=0.03
     )  # type: ignore[union-attr, operator]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_kit import needs_gpu
-from recurrent_kit import MASK, D, copied, place
+from recurrent_kit import MASK, D, build_context, copy_weights
 from torch import Tensor, nn
 
 from dragoman.layers.rnn import (
@@ -26,7 +26,7 @@ from dragoman.ops.masked_pooling import mean_pool
 def test_lstm_is_the_cell_of_torch(layers: int) -> None:
     torch.manual_seed(0)
     ours = LSTM(4, D, layers=layers).double()
-    cells = [copied(ours, n, nn.LSTMCell(D if n else 4, D).double()) for n in range(layers)]
+    cells = [copy_weights(ours, n, nn.LSTMCell(D if n else 4, D).double()) for n in range(layers)]
     x = torch.randn(2, 5, 4, dtype=torch.float64)
     states = [(torch.zeros(2, D, dtype=torch.float64),) * 2 for _ in cells]
     rnn_state, expected = ours.zero_state(x), []
@@ -49,7 +49,7 @@ def test_lstm_is_the_cell_of_torch(layers: int) -> None:
 def test_gru_is_the_cell_of_torch() -> None:
     torch.manual_seed(0)
     ours = GRU(4, D).double()
-    cell = copied(ours, 0, nn.GRUCell(4, D).double())
+    cell = copy_weights(ours, 0, nn.GRUCell(4, D).double())
     x = torch.randn(2, 5, 4, dtype=torch.float64)
     hidden, rnn_state = torch.zeros(2, D, dtype=torch.float64), ours.zero_state(x)
     for position in x.unbind(1):
@@ -116,8 +116,8 @@ def test_reversing_leaves_padding_at_the_end() -> None:
 def test_a_reversed_encoder_reads_the_reversed_source() -> None:
     """Luong et al. (2015), section 4.1: the last token is read first, padding never."""
     torch.manual_seed(0)
-    plain = LSTMLayer.build(place(causal=False)).double()
-    turned = LSTMLayer.build(place(causal=False), reverse=True).double()
+    plain = LSTMLayer.build(build_context(causal=False)).double()
+    turned = LSTMLayer.build(build_context(causal=False), reverse=True).double()
     turned.load_state_dict(plain.state_dict())
     x = torch.randn(2, 5, D, dtype=torch.float64)
     expected = plain(x[1:, :3].flip(1), ForwardContext()).flip(1)

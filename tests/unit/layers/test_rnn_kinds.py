@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from recurrent_kit import MASK, D, copied
+from recurrent_kit import MASK, D, copy_weights
 from torch import Tensor, nn
 
 from dragoman.layers.rnn import GRU, LSTM, RNN, SRU, SlicedRNN, TanhRNN
@@ -31,7 +31,7 @@ def test_a_plain_rnn_is_pytorchs_cell() -> None:
     assert isinstance(rnn, TanhRNN)
     x = sequence()
     found = rnn.run_forward(x)
-    cells = [copied(rnn, layer, nn.RNNCell(D, D).double()) for layer in range(2)]
+    cells = [copy_weights(rnn, layer, nn.RNNCell(D, D).double()) for layer in range(2)]
     for row in range(2):
         states = [torch.zeros(D, dtype=torch.float64) for _ in cells]
         for position in range(5):

@@ -26,7 +26,7 @@ from dragoman.registry import Entry, Registry
 ROOT = Path(__file__).resolve().parents[3]
 
 # Overrides, then parts of the expected message: the reason, the found value, the remedy.
-REFUSED = [
+INVALID = [
     (
         ["model.decoder=[transformer(attention=monotonic)]"],
         [
@@ -226,19 +226,19 @@ REFUSED = [
 ]
 
 
-def refusal(*overrides: str) -> ConfigError:
+def config_error(*overrides: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         read_config(recipe="tiny", overrides=["model.width=256", "model.heads=4", *overrides])
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"), REFUSED, ids=lambda part: part[0] if isinstance(part, list) else None
+    ("overrides", "said"), INVALID, ids=lambda part: part[0] if isinstance(part, list) else None
 )
 def test_invalid_block_lists_are_rejected_when_parsed(
     overrides: list[str], said: list[str]
 ) -> None:
-    message = str(refusal(*overrides))
+    message = str(config_error(*overrides))
     assert [part for part in said if part not in message] == [], message
     assert "\n" not in message, "one mistake is one problem"
 
@@ -258,7 +258,7 @@ def test_a_file_and_a_configuration_made_in_python_are_checked_alike(tmp_path: P
 
 
 def test_all_problems_of_both_stacks_are_reported_together() -> None:
-    found = refusal(
+    found = config_error(
         "model.encoder=[transformer(heads=3)*6, lstm(window=2)]",
         "model.decoder=[bilstm, nothing]",
         "text.shared_vocab=false",
@@ -279,7 +279,7 @@ def test_commas_inside_brackets_do_not_tear_a_block_apart(tmp_path: Path) -> Non
     file.write_text(f"model:\n  decoder: [{', '.join(wanted)}]\n", encoding="utf-8")
     assert read_config(file=file).model.decoder == wanted
     assert "found 'transformer(heads=4'; close every bracket" in str(
-        refusal("model.encoder=['transformer(heads=4', transformer]")
+        config_error("model.encoder=['transformer(heads=4', transformer]")
     )
 
 
@@ -303,7 +303,7 @@ def test_heads_matter_only_to_blocks_that_have_some() -> None:
             f"model.decoder=[{own}]",
         ],
     )
-    (problem,) = refusal("model.width=50", "model.heads=8", f"model.encoder=[{own}]").problems
+    (problem,) = config_error("model.width=50", "model.heads=8", f"model.encoder=[{own}]").problems
     assert problem == "model.heads must divide model.width; found 8 and 50; try model.heads=5 or 10"
 
 

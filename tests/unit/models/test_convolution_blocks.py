@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from convolution_kit import PAPER, VOCABULARY, make
-from model_kit import said
+from convolution_kit import PAPER, VOCABULARY, build_conv_model
+from model_kit import generate_greedy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -108,7 +108,7 @@ def test_the_model_is_the_papers_equations() -> None:
     """Two encoder and three decoder layers in float64, sentence by sentence, position by
     position.
     """
-    model = make(("conv*2",), ("conv(layers=3)",), **PAPER)
+    model = build_conv_model(("conv*2",), ("conv(layers=3)",), **PAPER)
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(weight, std=0.3)
@@ -128,7 +128,7 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
     """fairseq's fconv.py: fc1, convolutions of 8, 24 and 32 with projected residuals, fc2; in the
     decoder attention through projections to the embeddings' width and back.
     """
-    model = make(
+    model = build_conv_model(
         ("conv(width=8)*2", "conv(width=24)", "conv(width=32, kernel_size=1)"),
         ("conv(width=8)*2", "conv(width=24)"),
         **PAPER,
@@ -183,7 +183,7 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
 def test_incremental_decoding_of_mixed_stacks_equals_forward(
     encoder: tuple[str, ...], decoder: tuple[str, ...], residual: str
 ) -> None:
-    model = make(encoder, decoder, residual=residual)
+    model = build_conv_model(encoder, decoder, residual=residual)
     src, mask, tgt = sentences()
     whole = model(src, tgt, mask)
     for cuts in ([0, 7], [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 3, 7], [0, 5, 7]):
@@ -202,7 +202,7 @@ def test_padding_and_batch_size_change_nothing(
     """Padding that a convolution sees made BLEU depend on the batch size, 37.28 or 36.5
     (fairseq#427).
     """
-    model = make(encoder, decoder)
+    model = build_conv_model(encoder, decoder)
     src, mask, tgt = sentences()
     together = model(src, tgt, mask)  # the padding contains random tokens
     for row, length in enumerate([6, 3, 5]):
@@ -216,7 +216,7 @@ def test_padding_and_batch_size_change_nothing(
 def test_no_position_of_a_mixed_stack_sees_its_future(
     encoder: tuple[str, ...], decoder: tuple[str, ...]
 ) -> None:
-    model = make(encoder, decoder)
+    model = build_conv_model(encoder, decoder)
     src, mask, tgt = sentences()
     changed = tgt.clone()
     changed[:, 4:] = 5
@@ -229,7 +229,7 @@ def test_beams_share_what_was_read_of_the_source(watched: bool) -> None:
     """Two beams per sentence read one copy of its keys; recorded or not, they find what single rows
     find.
     """
-    model = make(("conv",), ("conv(layers=2)",))
+    model = build_conv_model(("conv",), ("conv(layers=2)",))
     src, mask, tgt = sentences()
     expected = model(src, tgt, mask)
     state = model.start(model.encode(src, mask)).reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
@@ -246,7 +246,7 @@ def test_beams_share_what_was_read_of_the_source(watched: bool) -> None:
 
 @torch.no_grad()
 def test_the_state_is_as_long_as_the_kernel_and_does_not_grow() -> None:
-    model = make(("conv",), ("conv(kernel_size=4)",))
+    model = build_conv_model(("conv",), ("conv(kernel_size=4)",))
     state = model.start(model.encode(sentences()[0]))
     for _ in range(20):
         _, state = model.step(torch.tensor([5, 6, 7]), state)
@@ -261,7 +261,7 @@ def test_a_dilated_stack_reads_far_with_few_weights() -> None:
     back.
     """
     blocks = tuple(f"conv(dilation={2**level}, attention=none)" for level in range(3))
-    model = make(blocks, (*blocks, "cross_attention"), positions="none")
+    model = build_conv_model(blocks, (*blocks, "cross_attention"), positions="none")
     src = torch.randint(4, VOCABULARY, (1, 31))
     other = src.clone()
     other[0, 15] = (other[0, 15] - 3) % (VOCABULARY - 4) + 4
@@ -276,7 +276,7 @@ def test_a_dilated_stack_reads_far_with_few_weights() -> None:
 
 @torch.no_grad()
 def test_attention_is_recorded_and_edited_in_every_layer() -> None:
-    model = make(("conv",), ("conv*2", "conv(layers=2)"))
+    model = build_conv_model(("conv",), ("conv*2", "conv(layers=2)"))
     src, mask, tgt = sentences()
     with record(model) as notes:
         plain = model(src, tgt, mask)
@@ -306,7 +306,10 @@ def test_a_source_that_may_not_be_seen_adds_only_the_bias() -> None:
 
 
 def test_weight_normalisation_is_an_option() -> None:
-    names = {name for name, _ in make(("conv",), ("conv(weight_norm=false)",)).named_parameters()}
+    names = {
+        name
+        for name, _ in build_conv_model(("conv",), ("conv(weight_norm=false)",)).named_parameters()
+    }
     assert {
         "encoder.0.convolution.weight.direction",
         "encoder.0.convolution.weight.length",
@@ -315,7 +318,7 @@ def test_weight_normalisation_is_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "decoder", "said"),
+    ("encoder", "decoder", "message"),
     [
         (
             "conv(kernel_size=4)",
@@ -348,31 +351,31 @@ def test_weight_normalisation_is_an_option() -> None:
     ],
 )
 def test_invalid_settings_are_rejected_with_the_found_value(
-    encoder: str, decoder: str, said: str
+    encoder: str, decoder: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        make((encoder,), (decoder,))
-    assert said in str(error.value)
+        build_conv_model((encoder,), (decoder,))
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"layer_drop": 0.2}, "cannot be skipped; found width=8 with model.layer_drop=0.2"),
         ({"share_layers": "all"}, "found width=8 with model.share_layers=all"),
     ],
 )
 def test_blocks_of_several_widths_are_neither_skipped_nor_shared(
-    settings: dict[str, object], said: str
+    settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        make(("conv(width=8)",), ("conv",), **settings)
-    assert said in str(error.value)
+        build_conv_model(("conv(width=8)",), ("conv",), **settings)
+    assert message in str(error.value)
 
 
 def test_scaling_the_encoders_gradient_counts_the_attentions_of_all_blocks() -> None:
     blocks = ("conv(layers=2, scale_encoder_grad=true)", "conv(width=8, scale_encoder_grad=true)")
-    model = make(("conv",), (*blocks, "conv(attention=none)"))
+    model = build_conv_model(("conv",), (*blocks, "conv(attention=none)"))
     scales = [layer.grad_scale for layer in model.modules() if isinstance(layer, ConvS2SAttention)]
     assert scales == [pytest.approx(1 / 6)] * 3
 
@@ -384,7 +387,7 @@ def test_the_encoders_gradient_is_scaled_in_training_only() -> None:
         for training in (True, False):
             torch.manual_seed(0)
             blocks = (f"conv(scale_encoder_grad={scaled})",)
-            model = make(("conv",), blocks, dropout=0.0).train(training)
+            model = build_conv_model(("conv",), blocks, dropout=0.0).train(training)
             embedded = model._embedding("src")(src).detach().requires_grad_()
             memory = model.encode_embedded(embedded)
             model.decode(tgt, memory).sin().sum().backward()
@@ -394,7 +397,7 @@ def test_the_encoders_gradient_is_scaled_in_training_only() -> None:
 
 
 def test_dropout_works_on_the_layers_input_in_training_only() -> None:
-    model = make(("conv(dropout=0.5)",), ("conv",), residual="scaled")
+    model = build_conv_model(("conv(dropout=0.5)",), ("conv",), residual="scaled")
     src, mask, tgt = sentences()
     torch.testing.assert_close(model(src, tgt, mask), model(src, tgt, mask))
     model.train()
@@ -434,14 +437,14 @@ def test_learning_to_reverse_with_the_papers_settings() -> None:
         F.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
         optimizer.step()
     src = torch.randint(4, 16, (100, 7))
-    assert (said(model, src, 7) == src.flip(1)).all(1).float().mean() >= 0.9
+    assert (generate_greedy(model, src, 7) == src.flip(1)).all(1).float().mean() >= 0.9
 
 
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's compiler, of its own doing
 def test_the_model_compiles_as_one_graph() -> None:
-    model = make(("conv*2",), ("conv(layers=2)",)).train()
+    model = build_conv_model(("conv*2",), ("conv(layers=2)",)).train()
     src, mask, tgt = sentences()
     for padding in (None, mask):
         torch._dynamo.reset()

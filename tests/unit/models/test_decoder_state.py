@@ -19,11 +19,11 @@ def cached(rows: int = 4, sentences: int = 2, length: int = 3, width: int = 2) -
         },
     )
     for slot in range(length):
-        state = state.append("key", slots(rows, slot, width))
+        state = state.append("key", filled(rows, slot, width))
     return state
 
 
-def slots(rows: int, slot: int, width: int = 2) -> torch.Tensor:
+def filled(rows: int, slot: int, width: int = 2) -> torch.Tensor:
     return (torch.arange(rows).float() * 100 + slot).view(rows, 1, 1, 1).expand(rows, 1, 1, width)
 
 
@@ -43,7 +43,7 @@ def test_caches_grow_in_place_while_capacity_lasts() -> None:
     state = cached(length=1)
     pointers = []
     for slot in range(1, 100):
-        state = state.append("key", slots(4, slot))
+        state = state.append("key", filled(4, slot))
         pointers.append(state.cache["key"].data_ptr())
     assert len(set(pointers)) < 20  # a few growths, not one a step
     assert state.filled("key")[1, 0, :, 1].tolist() == [100.0 + slot for slot in range(100)]
@@ -100,8 +100,8 @@ def test_shared_tensor_is_selected_once() -> None:
 def test_a_selected_state_is_independent_of_the_old_one() -> None:
     old = cached(length=2)
     kept = old.select(torch.arange(4))
-    old.append("key", slots(4, 77))
-    after = kept.append("key", slots(4, 55))
+    old.append("key", filled(4, 77))
+    after = kept.append("key", filled(4, 55))
     assert after.filled("key")[:, 0, 2, 0].tolist() == [55, 155, 255, 355]
 
 

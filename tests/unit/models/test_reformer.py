@@ -46,7 +46,9 @@ def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ForwardContext]
     )
 
 
-def slopes(block: Reformer, x: Tensor, context: ForwardContext, seed: int = 5) -> list[Tensor]:
+def output_and_gradients(
+    block: Reformer, x: Tensor, context: ForwardContext, seed: int = 5
+) -> list[Tensor]:
     """Return the output and the gradients of one pass, in training from a seed."""
     torch.manual_seed(seed)
     assert context.memory is not None
@@ -57,7 +59,7 @@ def slopes(block: Reformer, x: Tensor, context: ForwardContext, seed: int = 5) -
 
 
 @pytest.fixture
-def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def run_unreversed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a context manager under which reversible layers run as ordinary ones."""
 
     def switch() -> None:
@@ -74,14 +76,14 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_equal_those_of_ordinary_layers(
-    causal: bool, attention: str, dropout: float, plainly: Callable[[], None]
+    causal: bool, attention: str, dropout: float, run_unreversed: Callable[[], None]
 ) -> None:
     """With dropout too, whose numbers are drawn again, and with the memory's gradient."""
     block = make(causal=causal, attention=attention, dropout=dropout).double()
     x, context = tensors()
-    backwards = slopes(block, x, context)
-    plainly()
-    plain = slopes(block, x, context)
+    backwards = output_and_gradients(block, x, context)
+    run_unreversed()
+    plain = output_and_gradients(block, x, context)
     assert len(plain) == len(backwards) == 2 + causal + len(list(block.parameters()))
     for one, other in zip(backwards, plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -92,7 +94,7 @@ def test_gradients_equal_those_of_ordinary_layers(
 )
 @pytest.mark.parametrize("attention", KINDS)
 def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(
-    attention: str, inside: bool, plainly: Callable[[], None]
+    attention: str, inside: bool, run_unreversed: Callable[[], None]
 ) -> None:
     # So many rounds in so few buckets that every pair shares one: rounding may send a token
     # elsewhere, which would be another function.
@@ -110,7 +112,7 @@ def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(
         return list(torch.autograd.grad(loss, leaves))
 
     backwards = run()
-    plainly()
+    run_unreversed()
     plain, exact = run(), run(half=False)
     for one, other, wanted in zip(backwards, plain, exact, strict=True):
         assert (one - wanted).norm() <= 2 * (other - wanted).norm() + 0.01 * wanted.norm()
@@ -134,7 +136,7 @@ def test_cuda_graph_capture_is_rejected_with_recomputed_dropout(
     assert [make(causal=False, dropout=rate).has_dropout for rate in (0.0, 0.1)] == [False, True]
 
 
-def kept_bytes(run: Callable[[], Tensor]) -> int:
+def saved_bytes(run: Callable[[], Tensor]) -> int:
     """Count the bytes saved for the backward pass, each storage once."""
     sizes: dict[int, int] = {}
 
@@ -149,16 +151,16 @@ def kept_bytes(run: Callable[[], Tensor]) -> int:
 
 @pytest.mark.parametrize("attention", KINDS)
 def test_saved_activations_do_not_grow_with_depth(
-    attention: str, plainly: Callable[[], None]
+    attention: str, run_unreversed: Callable[[], None]
 ) -> None:
     x, context = tensors(torch.float32)
 
     def kept(layers: int) -> int:
         block = make(causal=True, attention=attention, layers=layers)
-        return kept_bytes(lambda: block(x, context))
+        return saved_bytes(lambda: block(x, context))
 
     assert kept(16) == kept(2)
-    plainly()
+    run_unreversed()
     assert kept(16) > 7 * kept(2)
 
 
@@ -176,9 +178,9 @@ def test_saved_buckets_are_int16() -> None:
 def test_recorded_layers_run_unreversed_with_equal_outputs(attention: str) -> None:
     block = make(causal=True, attention=attention).double()
     x, context = tensors()
-    expected = slopes(block, x, context)
+    expected = output_and_gradients(block, x, context)
     with record(block) as notes:
-        watched = slopes(block, x, context)
+        watched = output_and_gradients(block, x, context)
     assert list(notes) == [f"{layer}.{kind}" for layer in range(3) for kind in ("self", "cross")]
     for one, other in zip(watched, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -186,7 +188,9 @@ def test_recorded_layers_run_unreversed_with_equal_outputs(attention: str) -> No
         torch.testing.assert_close(block(x, context), expected[0])
 
 
-def test_frozen_and_shared_weights_get_the_right_gradients(plainly: Callable[[], None]) -> None:
+def test_frozen_and_shared_weights_get_the_right_gradients(
+    run_unreversed: Callable[[], None],
+) -> None:
     block = make(causal=False, layers=2).double()
     first, second = (layer for _, layer in block.layers())
     second.feedforward = first.feedforward
@@ -199,7 +203,7 @@ def test_frozen_and_shared_weights_get_the_right_gradients(plainly: Callable[[],
         return {name: weight.grad for name, weight in block.named_parameters()}
 
     found = run()
-    plainly()
+    run_unreversed()
     assert found["0.self.output.weight"] is None
     torch.testing.assert_close(found, run())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from recurrent_kit import MASK, D, copied, place
+from recurrent_kit import MASK, D, build_context, copy_weights
 from torch import Tensor, nn
 
 from dragoman.attention import edit, heads_off, record
@@ -25,7 +25,9 @@ from dragoman.text.special_tokens import BOS, EOS
 
 def decoder(kind: type[RNNLayer], **options: object) -> RNNLayer:
     torch.manual_seed(0)
-    return kind.build(place(causal=True), **{"residual_connection": False, **options}).double()  # type: ignore[arg-type]
+    return kind.build(
+        build_context(causal=True), **{"residual_connection": False, **options}
+    ).double()  # type: ignore[arg-type]
 
 
 def inputs() -> tuple[Tensor, Memory]:
@@ -61,7 +63,7 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
     x, memory = inputs()
     found = layer(x, ForwardContext(memory=memory))
     cells = [
-        copied(
+        copy_weights(
             layer.asking.recurrence,
             n,
             nn.LSTMCell((1 + (input_feeding and n == 0)) * D, D).double(),
@@ -137,7 +139,7 @@ def test_gnmt_step_by_step() -> None:
     x, memory = inputs()
     found = layer(x, ForwardContext(memory=memory))
     recurrences = [layer.asking.recurrence, *layer.asking.above]  # type: ignore[misc]
-    cells = [copied(each, 0, nn.LSTMCell(2 * D, D).double()) for each in recurrences]
+    cells = [copy_weights(each, 0, nn.LSTMCell(2 * D, D).double()) for each in recurrences]
     for row, length in enumerate((5, 3)):
         states = [(torch.zeros(D, dtype=torch.float64),) * 2 for _ in cells]
         for step in range(4):
@@ -293,7 +295,7 @@ def test_without_the_final_state_a_plain_decoder_ignores_the_source() -> None:
 def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     layer = LSTMLayer.build(
-        place(causal=True, dropout=0.5), residual_connection=False, **options
+        build_context(causal=True, dropout=0.5), residual_connection=False, **options
     ).double()  # type: ignore[arg-type]
     x, memory = inputs()
     assert not layer(x, ForwardContext(memory=memory)).equal(

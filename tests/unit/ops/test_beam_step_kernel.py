@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
-from model_kit import shaken
+from model_kit import perturb_weights
 from torch import Tensor
 
 from dragoman.config import Config
@@ -61,7 +61,7 @@ def switched_on() -> Iterator[None]:
         each.is_enabled = True
 
 
-class Side(NamedTuple):
+class BeamCase(NamedTuple):
     """The state of a beam search: buffers, active beams and history bias."""
 
     beam_state: BeamState
@@ -69,7 +69,9 @@ class Side(NamedTuple):
     history_bias: Tensor
 
 
-def side(limits: list[int], size: int, nbest: int, alpha: float, device: str = "cpu") -> Side:
+def beam_case(
+    limits: list[int], size: int, nbest: int, alpha: float, device: str = "cpu"
+) -> BeamCase:
     """Return the state of a search, with one empty sentence more than there are limits."""
     rows, steps = len(limits) + 1, max(limits) + 2
     beam_state = BeamState(
@@ -81,7 +83,7 @@ def side(limits: list[int], size: int, nbest: int, alpha: float, device: str = "
         device=torch.device(device),
     )
     beams = beam_state.reset(np.array(limits), beams_per_sentence=size, rows=rows)
-    return Side(beam_state, beams, torch.zeros(rows, size, steps * size, device=device).half())
+    return BeamCase(beam_state, beams, torch.zeros(rows, size, steps * size, device=device).half())
 
 
 def kept(beam_state: BeamState) -> Any:
@@ -90,16 +92,16 @@ def kept(beam_state: BeamState) -> Any:
     return beam_step_kernel.BeamStateBuffers(*beam_step._state_tensors(beam_state))
 
 
-def plain_step(at: Side, log_probs: Tensor, ids: Tensor) -> Side:
+def plain_step(at: BeamCase, log_probs: Tensor, ids: Tensor) -> BeamCase:
     new, parents = at.beam_state.advance(at.beams, log_probs, ids)
-    return Side(
+    return BeamCase(
         at.beam_state,
         new,
         at.history_bias.gather(1, parents.unsqueeze(2).expand_as(at.history_bias)),
     )
 
 
-def kernel_step(at: Side, log_probs: Tensor, ids: Tensor) -> Side:
+def kernel_step(at: BeamCase, log_probs: Tensor, ids: Tensor) -> BeamCase:
     from dragoman.ops.triton import beam_step_kernel
 
     assert at.beam_state.length_divisors is not None
@@ -144,7 +146,7 @@ def compare(
 ) -> None:
     """Advance two beam states, and compare them after every step."""
     generator = torch.Generator().manual_seed(size * 10 + nbest)
-    one, other = (side(limits, size, nbest, alpha, device) for _ in range(2))
+    one, other = (beam_case(limits, size, nbest, alpha, device) for _ in range(2))
     for step in range(max(limits) + 1):
         rows = len(one.beams.sentences)
         values, ids = (
@@ -193,7 +195,7 @@ def test_interpreted_steps_equal_the_reference(
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of numbers that are none
 def test_interpreted_nan_is_detected_and_tokens_are_valid() -> None:
     for alive in (True, False):
-        at = side([3], 2, 1, 0.6)
+        at = beam_case([3], 2, 1, 0.6)
         values, ids = candidates(torch.Generator().manual_seed(0), 4, 6, 2, False)
         values[0 if alive else 2 :] = torch.nan  # the last sentence is empty
         values[2 if alive else 4 :] = 0.0
@@ -212,7 +214,7 @@ def make(**settings: Any) -> Any:
         "ffn_width": 48,
         "output_bias": True,
     }
-    model = shaken(
+    model = perturb_weights(
         build_model(
             Config().replace(model={**shape, **settings}).model,
             src_vocab_size=VOCABULARY,
@@ -318,7 +320,7 @@ def test_kernel_that_fails_is_reported_once_and_falls_back(
     assert "beam_step_kernel" in told[0]  # what was found
 
 
-class Impostor:
+class WrongKernel:
     """A fake kernel module with wrong results."""
 
     ActiveBeamBuffers = staticmethod(lambda *given: given)
@@ -338,8 +340,8 @@ def test_kernel_with_wrong_choices_is_disabled_before_use(
     model = make()
     expected = found_by(model, size=3, limit=6, dtype=torch.float32)
     monkeypatch.setattr(BEAM_STEP_KERNEL, "can_run", lambda x: BEAM_STEP_KERNEL.is_enabled)
-    monkeypatch.setitem(sys.modules, "dragoman.ops.triton.beam_step_kernel", Impostor)
-    monkeypatch.setattr("dragoman.ops.triton.beam_step_kernel", Impostor, raising=False)
+    monkeypatch.setitem(sys.modules, "dragoman.ops.triton.beam_step_kernel", WrongKernel)
+    monkeypatch.setattr("dragoman.ops.triton.beam_step_kernel", WrongKernel, raising=False)
     same(found_by(model, size=3, limit=6, dtype=torch.float32), expected, 1e-9)
     assert (
         caplog.text.count(

@@ -25,7 +25,7 @@ SIGMAS = (
 )
 
 
-def places(first: int, second: int, count: int = COUNT) -> Tensor:
+def hash_first(first: int, second: int, count: int = COUNT) -> Tensor:
     return hash_positions(torch.Size([count]), torch.tensor([first, second]))
 
 
@@ -33,7 +33,7 @@ def drawn(number: int) -> Tensor:
     """Hash with the number-th pair of seeds."""
     generator = torch.Generator().manual_seed(number)
     first, second = torch.randint(-(2**31), 2**31 - 1, (2,), generator=generator).tolist()
-    return places(first, second)
+    return hash_first(first, second)
 
 
 def low(hashes: Tensor, rate: float) -> Tensor:
@@ -116,7 +116,7 @@ def test_the_hash_is_the_published_mixer() -> None:
         return bits - 2**32 if bits >= 2**31 else bits
 
     for first, second in [(0, 0), (1, -1), (-(2**31), 2**31 - 2), (123_456_789, -987_654_321)]:
-        assert places(first, second, 300).tolist() == [
+        assert hash_first(first, second, 300).tolist() == [
             mixed(place, first, second) for place in range(300)
         ]
 
@@ -156,9 +156,9 @@ def test_calls_are_independent_even_when_one_seed_is_shared() -> None:
     calls = [low(drawn(number), rate) for number in range(8)]
     pairs = [(one, other) for one in range(8) for other in range(one)]
     assert all(sigmas(calls[one], calls[other], rate) < SIGMAS for one, other in pairs)
-    shared = places(77, 1_234_567), places(77, -1_765_432_109)
+    shared = hash_first(77, 1_234_567), hash_first(77, -1_765_432_109)
     assert sigmas(low(shared[0], rate), low(shared[1], rate), rate) < SIGMAS
-    moved = places(
+    moved = hash_first(
         78, -1_765_432_109
     )  # the first seeds differ in one bit: the mask would only be permuted
     assert not torch.equal(moved.sort().values, shared[0].sort().values)

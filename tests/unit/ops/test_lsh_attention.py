@@ -13,7 +13,7 @@ from dragoman.ops.lsh_attention import attend_sorted, hash_vectors, sort_by_buck
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
+def reset_torch_compile() -> Iterator[None]:
     """Reset torch.compile before each test."""
     lsh_attention.compile_with_fallback.cache_clear()
     yield

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_kit import said
+from model_kit import generate_greedy
 from torch.nn import functional as F
 
 from dragoman.config import Config, ModelConfig
@@ -143,4 +143,4 @@ def test_the_miniature_learns_to_reverse(name: str) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     src, mask, tgt = draw(100)
-    assert ((said(model, src, 6, mask) == tgt) | ~mask).all(1).float().mean() >= 0.9
+    assert ((generate_greedy(model, src, 6, mask) == tgt) | ~mask).all(1).float().mean() >= 0.9

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_kit import save_checkpoint, tensors
+from run_kit import checkpoint_tensors, save_checkpoint
 from training_kit import Corpus, tiny_model
 
 from dragoman.bundle.golden import GoldenInput
@@ -58,7 +58,7 @@ def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
     )
     weights, told = select_weights(run, config(final_checkpoint="last"))
     assert (first(weights), told) == (1.0, "step 3, last checkpoint, EMA")
-    run.save_checkpoint(4, tensors(4) | {"ema": None}, {})
+    run.save_checkpoint(4, checkpoint_tensors(4) | {"ema": None}, {})
     weights, told = select_weights(run, config(final_checkpoint="last"))
     assert (first(weights), told) == (4.0, "step 4, last checkpoint")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_kit import cache_with_kernels
-from run_kit import flip
+from run_kit import flip_byte
 
 from dragoman import Translator
 from dragoman.bundle import Bundle, write_bundle
@@ -42,7 +42,7 @@ QUICK = [
 ]
 
 
-class Told(QuietProgress):
+class CapturedNotes(QuietProgress):
     """Keeps the notes."""
 
     def __init__(self) -> None:
@@ -121,8 +121,8 @@ def test_no_learning_leaves_the_model_as_it_was(corpus: Path, model: Path) -> No
 def test_training_improves_on_the_new_text_and_the_schedule_is_reported(
     corpus: Path, model: Path
 ) -> None:
-    told = Told()
-    out = train(settings(corpus, model), corpus / "new", progress=told)
+    captured = CapturedNotes()
+    out = train(settings(corpus, model), corpus / "new", progress=captured)
     config = OutputDirectory(out).config()
     assert (config.train.schedule, config.train.learning_rate) == ("linear", round(0.05 / 32, 7))
     assert config.train.warmup_steps < config.train.steps / 10
@@ -135,18 +135,18 @@ def test_training_improves_on_the_new_text_and_the_schedule_is_reported(
     assert losses[-1] < losses[0]
     assert any(
         note.startswith("fine-tuning base@") and "weights and vocabulary of" in note
-        for note in told.notes
+        for note in captured.notes
     )
     assert any(
         note.startswith("schedule: linear, peak learning rate 0.0016") and "warm-up" in note
-        for note in told.notes
+        for note in captured.notes
     )
 
 
 def test_epochs_are_those_that_were_asked_for(corpus: Path, model: Path) -> None:
-    told = Told()
-    out = train(settings(corpus, model, "train.epochs=3"), corpus / "new", progress=told)
-    assert any(", 3.0 epochs, " in note for note in told.notes)
+    captured = CapturedNotes()
+    out = train(settings(corpus, model, "train.epochs=3"), corpus / "new", progress=captured)
+    assert any(", 3.0 epochs, " in note for note in captured.notes)
     last = json.loads((out / "training" / "log.jsonl").read_text().splitlines()[-1])
     assert last["step"] == OutputDirectory(out).config().train.steps < 100
 
@@ -180,7 +180,7 @@ def test_a_run_resumes_without_the_model(
     assert copy.read_bytes() == (model / "weights.safetensors").read_bytes()
     shutil.rmtree(model)
     content = copy.read_bytes()
-    flip(copy)
+    flip_byte(copy)
     with pytest.raises(
         CorruptError, match=r"init\.safetensors must not change after the start of the run"
     ):
@@ -248,7 +248,7 @@ def test_the_command(corpus: Path, model: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_damaged_model_is_a_one_line_error(corpus: Path, model: Path) -> None:
-    flip(model / "weights.safetensors")
+    flip_byte(model / "weights.safetensors")
     with pytest.raises(CorruptError, match=r"weights\.safetensors"):
         finetune_config(model)
     (model / "manifest.json").unlink()

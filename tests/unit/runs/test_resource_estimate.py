@@ -24,10 +24,10 @@ def test_a_model_larger_than_memory_is_rejected_before_it_is_built(
 
 
 def test_unknown_free_memory_rejects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> int:
+    def raise_value_error(name: str) -> int:
         raise ValueError(name)
 
-    monkeypatch.setattr(device.os, "sysconf", refuse)
+    monkeypatch.setattr(device.os, "sysconf", raise_value_error)
     resource_estimate.require_model_fits_memory(10**15)
 
 

@@ -48,7 +48,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-class Told(QuietProgress):
+class CapturedNotes(QuietProgress):
     """Keeps the notes."""
 
     def __init__(self) -> None:
@@ -110,15 +110,15 @@ def test_a_run_calibrates_a_confidence_on_its_validation_translations(corpus, mo
     config = configured(
         corpus, f"data.valid_src={corpus / 'v.src'}", f"data.valid_tgt={corpus / 'v.tgt'}"
     )
-    told = Told()
-    out = train(config, corpus / "model", progress=told)
+    captured = CapturedNotes()
+    out = train(config, corpus / "model", progress=captured)
     assert passes == [32, 160], "to time a pass, and all once"
     calibration = Bundle.load(out).calibration
     assert calibration is not None
     assert calibration.fitted_on + calibration.measured_on == 160
     assert any(
         note.startswith(f"confidence of {calibration.measured_on} held-out validation sentences: ")
-        for note in told.notes
+        for note in captured.notes
     )
     assert "## Confidence" in (out / "card.md").read_text()
     [found] = Translator.load(out, device="cpu").stream(["a b c"])
@@ -158,9 +158,9 @@ def test_a_run_that_ended_before_its_model_was_written_writes_it(corpus):
 def test_a_finished_run_reports_that_nothing_is_left(corpus):
     """A run without steps left reports it (OpenNMT-py#886)."""
     train(configured(corpus), corpus / "model")
-    told = Told()
-    train(None, corpus / "model", resume=True, progress=told)
-    assert any("nothing to do" in note and "all 6 steps done" in note for note in told.notes)
+    captured = CapturedNotes()
+    train(None, corpus / "model", resume=True, progress=captured)
+    assert any("nothing to do" in note and "all 6 steps done" in note for note in captured.notes)
 
 
 def test_a_run_that_continues_must_be_the_same_run(corpus):
@@ -192,11 +192,11 @@ def test_a_file_is_no_directory(corpus):
 
 
 def test_a_dry_run_writes_nothing(corpus):
-    told = Told()
-    train(configured(corpus), corpus / "model", dry_run=True, progress=told)
+    captured = CapturedNotes()
+    train(configured(corpus), corpus / "model", dry_run=True, progress=captured)
     assert not (corpus / "model").exists()
-    assert any("parameters" in note for note in told.notes)
-    assert any("steps" in note and "epochs" in note for note in told.notes)
+    assert any("parameters" in note for note in captured.notes)
+    assert any("steps" in note and "epochs" in note for note in captured.notes)
 
 
 def test_without_a_recipe_everything_is_fitted(corpus):
@@ -206,11 +206,11 @@ def test_without_a_recipe_everything_is_fitted(corpus):
             overrides=[f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}", *SETTINGS],
         )
 
-    told = Told()
-    out = train(override(None), corpus / "model", override=override, progress=told)
+    captured = CapturedNotes()
+    out = train(override(None), corpus / "model", override=override, progress=captured)
     assert OutputDirectory(out).config().recipe == "small"
     assert OutputDirectory(out).config().model.width == 16  # explicit settings take precedence
-    assert any(note.startswith("vocabulary size:") for note in told.notes)
+    assert any(note.startswith("vocabulary size:") for note in captured.notes)
 
 
 def test_without_a_recipe_epochs_are_those_that_were_asked_for(corpus):
@@ -219,9 +219,9 @@ def test_without_a_recipe_epochs_are_those_that_were_asked_for(corpus):
         settings = [each for each in SETTINGS if not each.startswith("train.steps")]
         return read_config(base=base, overrides=[*files, *settings, "train.epochs=3"])
 
-    told = Told()
-    train(override(None), corpus / "model", override=override, dry_run=True, progress=told)
-    assert any(", 3.0 epochs, " in note for note in told.notes)
+    captured = CapturedNotes()
+    train(override(None), corpus / "model", override=override, dry_run=True, progress=captured)
+    assert any(", 3.0 epochs, " in note for note in captured.notes)
 
 
 def test_a_budget_ends_in_time_and_still_leaves_a_model(corpus):
@@ -329,28 +329,28 @@ def test_fitted_vocabulary_size_never_raises_a_user_error(corpus):
     )
     for side in ("a.src", "a.tgt"):
         (corpus / side).write_text("one pair\n")
-    told = Told()
+    captured = CapturedNotes()
     out = train(
         config,
         corpus / "model",
         override=lambda base: config.replace(text={"vocab_size": base.text.vocab_size}),
-        progress=told,
+        progress=captured,
     )
-    assert any("the largest for this corpus" in note for note in told.notes)
+    assert any("the largest for this corpus" in note for note in captured.notes)
     assert OutputDirectory(out).config().text.vocab_size < 500
 
 
 def test_one_file_for_both_sides_is_reported(corpus):
-    told = Told()
+    captured = CapturedNotes()
     train(
         configured(corpus, f"data.tgt={corpus / 'a.src'}", "train.steps=1"),
         corpus / "model",
         dry_run=True,
-        progress=told,
+        progress=captured,
     )
     assert any(
         note.startswith("warning: source and target are the same file") and "a.src" in note
-        for note in told.notes
+        for note in captured.notes
     )
 
 
@@ -381,11 +381,11 @@ def test_skipped_pairs_are_reported_once(corpus):
     for side in ("a.src", "a.tgt"):
         with (corpus / side).open("a") as file:
             file.write("\n" + "ab" * 200 + "\n")
-    told = Told()
-    train(configured(corpus, "train.steps=1"), corpus / "model", dry_run=True, progress=told)
+    captured = CapturedNotes()
+    train(configured(corpus, "train.steps=1"), corpus / "model", dry_run=True, progress=captured)
     assert [
         note
-        for note in told.notes
+        for note in captured.notes
         if "; skipped: " in note
         and "1 with an empty side (line 151)" in note
         and "over 200 tokens" in note
@@ -413,14 +413,14 @@ def test_a_run_that_reaches_its_target_ends_there_and_has_nothing_left(corpus, m
     monkeypatch.setattr(
         TranslationValidator, "__call__", lambda self, model: {"loss": 1.0, "exact": 0.98}
     )
-    told = Told()
-    out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model", progress=told)
+    captured = CapturedNotes()
+    out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model", progress=captured)
     assert json.loads((out / "manifest.json").read_text())["steps"] == 3  # the first validation
     assert (
         "target reached at step 3: 98 % of the validation sentences translated exactly"
-        in told.notes
+        in captured.notes
     )
-    again = Told()
+    again = CapturedNotes()
     train(None, out, resume=True, progress=again)
     assert any(
         "nothing to do" in note and "98 % of the validation sentences" in note
@@ -559,16 +559,18 @@ def test_several_corpora_are_read_in_order(corpus):
         f"data.{side}=[{', '.join(str(corpus / f'{name}.{side}') for name in 'cab')}]"
         for side in ("src", "tgt")
     ]
-    told = Told()
-    out = train(configured(corpus, *files, "train.steps=1"), corpus / "model", progress=told)
+    captured = CapturedNotes()
+    out = train(configured(corpus, *files, "train.steps=1"), corpus / "model", progress=captured)
     assert [
-        note.replace(f"{corpus}/", "") for note in told.notes if note.startswith("corpus ")
+        note.replace(f"{corpus}/", "") for note in captured.notes if note.startswith("corpus ")
     ] == [
         "corpus 1 of 3: c.src, c.tgt: 0 pairs",
         "corpus 2 of 3: a.src, a.tgt: 150 pairs",
         "corpus 3 of 3: b.src, b.tgt: 3 pairs",
     ]
-    assert any(f"with an empty side (line 2 of {corpus / 'b.src'})" in note for note in told.notes)
+    assert any(
+        f"with an empty side (line 2 of {corpus / 'b.src'})" in note for note in captured.notes
+    )
     assert [Path(each.path).name for each in OutputDirectory(out).data_files()[:6]] == [
         "c.src",
         "c.tgt",
@@ -627,22 +629,22 @@ def test_a_corpus_of_a_few_pairs_is_warned_about(corpus, pairs, named):
     for side in ("src", "tgt"):
         (corpus / f"few.{side}").write_text("abc\n" * pairs)
     files = [f"data.{side}={corpus / f'few.{side}'}" for side in ("src", "tgt")]
-    told = Told()
+    captured = CapturedNotes()
     train(
         configured(corpus, *files, "train.steps=1", "text.vocab_size=12"),
         corpus / "model",
         dry_run=True,
-        progress=told,
+        progress=captured,
     )
-    assert any(note.startswith("warning: ") and named in note for note in told.notes)
+    assert any(note.startswith("warning: ") and named in note for note in captured.notes)
 
 
 def test_a_dry_run_names_what_it_wrote(corpus):
     notes = []
     for _ in range(2):
-        told = Told()
-        train(configured(corpus), corpus / "model", dry_run=True, progress=told)
-        notes.append([note for note in told.notes if note.startswith("dry run")])
+        captured = CapturedNotes()
+        train(configured(corpus), corpus / "model", dry_run=True, progress=captured)
+        notes.append([note for note in captured.notes if note.startswith("dry run")])
     made = sorted(str(each) for each in (corpus / "cache").iterdir() if each.is_dir())
     assert len(made) == 3  # the tokenizer, the training pairs, the validation pairs
     assert all(path in notes[0][0] for path in made)
@@ -759,16 +761,16 @@ def test_fitted_run_is_as_long_as_announced(corpus):
     def override(base):
         return read_config(base=base, overrides=files)
 
-    told = Told()
-    train(override(None), corpus / "model", override=override, dry_run=True, progress=told)
+    captured = CapturedNotes()
+    train(override(None), corpus / "model", override=override, dry_run=True, progress=captured)
     (said,) = [
         float(re.search(r"schedule: (\d+) epochs", note)[1])
-        for note in told.notes
+        for note in captured.notes
         if "schedule:" in note
     ]
     (trained,) = [
         float(re.search(r", ([\d.]+) epochs", note)[1])
-        for note in told.notes
+        for note in captured.notes
         if note.startswith("training:")
     ]
     assert trained == pytest.approx(said, rel=0.02)
@@ -777,19 +779,19 @@ def test_fitted_run_is_as_long_as_announced(corpus):
 def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):
     """Epochs were announced twice, and differed: 60 and 34."""
 
-    def updates(self, done, seconds, *, most, overhead=None):
+    def plan_steps(self, done, seconds, *, most, overhead=None):
         self.seconds_per_step = 0.01
         return 20 if not done else 40
 
-    monkeypatch.setattr("dragoman.runs.time_budget.TimeBudget.plan_steps", updates)
-    told = Told()
+    monkeypatch.setattr("dragoman.runs.time_budget.TimeBudget.plan_steps", plan_steps)
+    captured = CapturedNotes()
     train(
         configured(corpus, "train.steps=50", "train.time_budget=600"),
         corpus / "model",
-        progress=told,
+        progress=captured,
     )
-    (announced,) = [note for note in told.notes if "epochs, about" in note]
-    (corrected,) = [note for note in told.notes if "instead of" in note]
+    (announced,) = [note for note in captured.notes if "epochs, about" in note]
+    (corrected,) = [note for note in captured.notes if "instead of" in note]
     assert announced.startswith("training: 20 steps, ")
     epochs = re.search(r"([\d.]+) epochs", announced)[1]
     assert re.fullmatch(

@@ -233,11 +233,11 @@ def test_is_process_alive() -> None:
 
 
 def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(pid: int, signal: int) -> None:
+    def raise_permission_error(pid: int, signal: int) -> None:
         assert signal == 0, "nobody is to be ended"
         raise PermissionError(pid)
 
-    monkeypatch.setattr(os, "kill", refused)
+    monkeypatch.setattr(os, "kill", raise_permission_error)
     assert is_process_alive(1)
 
 

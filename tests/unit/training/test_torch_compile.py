@@ -68,7 +68,7 @@ class Looping(Doubling):
 
 
 @pytest.fixture
-def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fake_torch_compile(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Fake torch.compile: records its arguments, and `is_compiling` is True inside."""
     compiled: list[str] = []
     state = {"compiling": False}
@@ -104,16 +104,16 @@ def test_sharded_ranks_never_compile(compile: str) -> None:
     assert (found.enabled, "communicates within the forward pass" in found.reason) == (False, True)
 
 
-def test_supported_blocks_are_compiled_once(by_hand: list[str]) -> None:
+def test_supported_blocks_are_compiled_once(fake_torch_compile: list[str]) -> None:
     model = nn.Sequential(Doubling(), Looping(), nn.Identity(), Doubling())
     compile_blocks(model)
     for _ in range(3):
         assert float(call(model, torch.tensor(1.0))) == 8.0
-    assert by_hand == ["Doubling", "Doubling"]
+    assert fake_torch_compile == ["Doubling", "Doubling"]
 
 
 def test_failed_compilation_falls_back_to_eager(
-    by_hand: list[str], caplog: pytest.LogCaptureFixture
+    fake_torch_compile: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Doubling(RuntimeError("\nno C++ compiler\nset TORCH_LOGS for pages of it"))
     compile_blocks(model)
@@ -139,7 +139,9 @@ def test_failed_compilation_falls_back_to_eager(
     [torch.OutOfMemoryError("CUDA out of memory"), ConfigError(["a setting"])],
     ids=["memory", "ours"],
 )
-def test_oom_and_own_errors_do_not_fall_back_to_eager(by_hand: list[str], error: Exception) -> None:
+def test_oom_and_own_errors_do_not_fall_back_to_eager(
+    fake_torch_compile: list[str], error: Exception
+) -> None:
     model = Doubling()
     compile_blocks(model)
     call(model, torch.tensor(1.0))
@@ -147,12 +149,12 @@ def test_oom_and_own_errors_do_not_fall_back_to_eager(by_hand: list[str], error:
 
 
 def test_trainer_compiles_blocks_and_validates_in_eager_mode(
-    tmp_path: Path, by_hand: list[str]
+    tmp_path: Path, fake_torch_compile: list[str]
 ) -> None:
     with RunDirectory(tmp_path) as run:
         trainer = tiny_trainer(run, steps=3, compile="on")
         trainer.fit(resume=False)
-    assert set(by_hand) == {"TransformerLayer"}
+    assert set(fake_torch_compile) == {"TransformerLayer"}
 
 
 def test_recompile_limit_is_raised() -> None:

@@ -41,7 +41,7 @@ def make_step(
     )
 
 
-def make_update(groups: list[list[int]], number: int = 1) -> GlobalBatch:
+def make_global_batch(groups: list[list[int]], number: int = 1) -> GlobalBatch:
     corpus = Corpus()
     batches = [
         make_batch(
@@ -60,9 +60,9 @@ def test_accumulation_equals_one_big_batch() -> None:
     """
     model = tiny_model(dropout=0.0).train()
     step = make_step(model)
-    whole, sums = accumulated(step, make_update([list(range(24))]))
+    whole, sums = accumulated(step, make_global_batch([list(range(24))]))
     parts, others = accumulated(
-        step, make_update([list(range(3)), list(range(3, 20)), [20], list(range(21, 24))])
+        step, make_global_batch([list(range(3)), list(range(3, 20)), [20], list(range(21, 24))])
     )
     torch.testing.assert_close(sums, others)
     assert sums[2] == sum(len(ids) + 1 for ids in Corpus().tgt[:24])
@@ -85,7 +85,7 @@ def test_replayed_gradients_accumulate(
         accumulates_grad=replayed._parallel.accumulates_grad,
     )
     for number in range(1, 5):
-        update = make_update([[0, 1, 2], [3, 4, 5], [number]], number)
+        update = make_global_batch([[0, 1, 2], [3, 4, 5], [number]], number)
         for one, other in zip(
             accumulated(replayed, update)[0], accumulated(plain, update)[0], strict=True
         ):
@@ -100,9 +100,9 @@ def test_accumulated_micro_batches_equal_one_big_batch_step() -> None:
     ):
         step = make_step(model, max_grad_norm=0.5)
         for number in range(1, 4):
-            step(make_update(groups, number), lr=0.01, requests=StepRequests())
+            step(make_global_batch(groups, number), lr=0.01, requests=StepRequests())
     with torch.no_grad():
-        batch = make_update([list(range(24, 40))]).micro_batches[0].batch
+        batch = make_global_batch([list(range(24, 40))]).micro_batches[0].batch
         losses = [
             TranslationTask(smoothing=0.0).loss(model.eval(), batch).nll.item() for model in models
         ]
@@ -111,7 +111,7 @@ def test_accumulated_micro_batches_equal_one_big_batch_step() -> None:
 
 def test_metrics_are_per_target_token() -> None:
     model = tiny_model(dropout=0.0).train()
-    update = make_update([[0, 1], [2, 3, 4]])
+    update = make_global_batch([[0, 1], [2, 3, 4]])
     expected = [
         TranslationTask(smoothing=0.1).loss(model, part.batch) for part in update.micro_batches
     ]
@@ -138,7 +138,7 @@ def test_metrics_are_per_target_token() -> None:
 
 def test_the_norm_is_that_of_the_mean_gradient() -> None:
     model = tiny_model(dropout=0.0).train()
-    step, update = make_step(model), make_update([[0, 1, 2]])
+    step, update = make_step(model), make_global_batch([[0, 1, 2]])
     gradient, sums = accumulated(step, update)
     norm = torch.cat([(part / sums[2]).flatten() for part in gradient if part is not None]).norm()
     assert step(update, lr=0.0, requests=StepRequests()).read().grad_norm == pytest.approx(
@@ -148,17 +148,17 @@ def test_the_norm_is_that_of_the_mean_gradient() -> None:
 
 def test_no_gradient_is_left_behind() -> None:
     model = tiny_model().train()
-    make_step(model)(make_update([[0, 1]]), lr=0.1, requests=StepRequests())
+    make_step(model)(make_global_batch([[0, 1]]), lr=0.1, requests=StepRequests())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_step_without_micro_batches_changes_nothing() -> None:
     model = tiny_model().train()
     step = make_step(model)
-    step(make_update([[0, 1]]), lr=0.1, requests=StepRequests())
+    step(make_global_batch([[0, 1]]), lr=0.1, requests=StepRequests())
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step_metrics = step(
-        make_update([[0]])._replace(micro_batches=[]), lr=0.1, requests=StepRequests()
+        make_global_batch([[0]])._replace(micro_batches=[]), lr=0.1, requests=StepRequests()
     ).read()
     assert not step_metrics.is_finite
     assert step_metrics.num_targets == 0
@@ -171,7 +171,7 @@ def test_dropout_depends_on_the_position_alone() -> None:
     """Micro-batch 1 of step 5 has the same dropout masks on any rank, whatever ran before."""
     model = tiny_model(dropout=0.5).train()
     step = make_step(model)
-    update = make_update([[0, 1], [2, 3]], number=5)
+    update = make_global_batch([[0, 1], [2, 3]], number=5)
     torch.manual_seed(123)
     first = accumulated(step, update)[1]
     torch.rand(17)
@@ -196,5 +196,5 @@ def test_an_error_in_the_model_is_not_hidden_and_leaves_no_gradient() -> None:
 
     step.task.loss = broken
     with pytest.raises(ValueError, match="no such thing"):
-        step(make_update([[0]]), lr=0.1, requests=StepRequests())
+        step(make_global_batch([[0]]), lr=0.1, requests=StepRequests())
     assert all(parameter.grad is None for parameter in model.parameters())

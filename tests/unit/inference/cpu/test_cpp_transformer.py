@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 from search_kit import search_with_own_backend as search
 
 from dragoman.config import Config
@@ -62,7 +62,7 @@ def make(**settings: Any) -> EncoderDecoder:
         "ffn_width": 48,
         "dropout": 0.1,
     }
-    return shaken(
+    return perturb_weights(
         build_model(
             Config().replace(model={**shape, **settings}).model,
             src_vocab_size=VOCABULARY,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 from search_kit import search_with_own_backend as search
 
 from dragoman.config import Config
@@ -51,7 +51,7 @@ def make(vocabulary: int = VOCABULARY, **settings: Any) -> EncoderDecoder:
         "ffn_width": 64,
         **settings,
     }
-    return shaken(
+    return perturb_weights(
         build_model(
             Config().replace(model=shape).model,
             src_vocab_size=vocabulary,
@@ -111,7 +111,7 @@ def largest_of_all(logits: torch.Tensor, *, may_end: bool) -> Any:
     )
 
 
-def assert_same_way(form: CppTransformer, rows: int, steps: int = 6) -> None:
+def assert_same_greedy_outputs(form: CppTransformer, rows: int, steps: int = 6) -> None:
     """Follow the largest logit step by step through all logits, and find what is followed in one
     call, to the last bit.
     """
@@ -138,7 +138,7 @@ def assert_same_way(form: CppTransformer, rows: int, steps: int = 6) -> None:
 def test_argmax_is_bit_exact(setting: str, precision: str) -> None:
     form = compiled(make(**SETTINGS[setting]), precision)
     for rows in (1, 2, 13, 27):
-        assert_same_way(form, rows)
+        assert_same_greedy_outputs(form, rows)
 
 
 @needs_int8
@@ -181,7 +181,7 @@ def test_no_logit_is_further_from_its_int8_value_than_the_bound(width: int) -> N
 @needs_int8
 def test_few_logits_are_computed_in_float32() -> None:
     form = compiled(make())
-    assert_same_way(form, 27)
+    assert_same_greedy_outputs(form, 27)
     held: Any = form.greedy_decoder.int8_filter
     assert held.is_worthwhile
     assert held._rescored / held._rows < 0.03 * VOCABULARY
@@ -197,7 +197,7 @@ def test_ties_go_to_the_first_token_and_near_ties_to_the_larger_logit() -> None:
         weight[970] = weight[favourite] * (1 + 1e-6)  # equal in int8
     assert 4 <= favourite < 950
     form = compiled(model)
-    assert_same_way(form, 27)
+    assert_same_greedy_outputs(form, 27)
     with torch.inference_mode():
         logits, _ = form.step(torch.full((27,), BOS), begun(form, 27))
     taken = first_taken(form)
@@ -222,11 +222,11 @@ def test_filter_is_disabled_where_all_logits_are_nearly_equal(
         weight: Any = model.output_weight
         weight.copy_(weight[7] + 1e-4 * torch.randn_like(weight))
     form = compiled(model)
-    assert_same_way(form, 27)
+    assert_same_greedy_outputs(form, 27)
     held: Any = form.greedy_decoder.int8_filter
     assert not held.is_worthwhile
     before = held._rows
-    assert_same_way(form, 5)
+    assert_same_greedy_outputs(form, 5)
     assert held._rows == before, "the whole product is used from then on"
 
 

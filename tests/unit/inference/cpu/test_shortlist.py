@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
@@ -66,7 +66,7 @@ def make(**settings: Any) -> EncoderDecoder:
         "dropout": 0.1,
         "tie_embeddings": "target",
     }
-    return shaken(
+    return perturb_weights(
         build_model(
             Config().replace(model={**shape, **settings}).model,
             src_vocab_size=30,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 from search_kit import search_with_own_backend as search
 
 from dragoman.attention.recorder import edit, record
@@ -50,7 +50,7 @@ def make(seed: int = 0, **settings: Any) -> EncoderDecoder:
         "ffn_width": 48,
         "dropout": 0.1,
     }
-    return shaken(
+    return perturb_weights(
         build_model(
             Config().replace(model={**shape, **settings}).model,
             src_vocab_size=VOCABULARY,
@@ -314,9 +314,9 @@ def test_packed_matmul_equals_the_plain_one() -> None:
 
 
 def test_without_packed_kernels_plain_matmul_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def raise_runtime_error(*_: Any) -> None:
         raise RuntimeError("no such layout")
 
-    monkeypatch.setattr("dragoman.inference.cpu.linear._run_packed_linear", refuse)
+    monkeypatch.setattr("dragoman.inference.cpu.linear._run_packed_linear", raise_runtime_error)
     weight, x = torch.randn(512, 300), torch.randn(2, 300)
     torch.testing.assert_close(packed_linear(weight, None)(x), x @ weight.t(), atol=1e-3, rtol=1e-4)

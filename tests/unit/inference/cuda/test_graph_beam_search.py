@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_kit import needs_gpu
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
@@ -54,7 +54,7 @@ def make(
         "ffn_width": 48,
         "output_bias": True,
     }
-    model = shaken(
+    model = perturb_weights(
         build_model(
             Config().replace(model={**shape, **settings}).model,
             src_vocab_size=vocabulary,
@@ -321,11 +321,11 @@ def test_weights_kept_in_half_precision_search_too() -> None:
 def test_failed_capture_is_reported_once_and_runs_eagerly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def refuse(action: Callable[[], None]) -> Callable[[], None]:
+    def failing_capturer(action: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     model, asked = make(end=1.0), request(sources(9))
-    beam = GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=refuse)
+    beam = GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=failing_capturer)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             same(run(beam, asked), plainly(model, asked))

@@ -98,7 +98,7 @@ def test_lockstep_ranks_have_equally_many_micro_batches(
     corpus = Corpus()
     plan = corpus.plan()
 
-    def updates(rank: int, lockstep: bool):
+    def global_batches(rank: int, lockstep: bool):
         feed = DataLoader(
             plan=plan,
             collate=corpus.collate(plan),
@@ -112,13 +112,13 @@ def test_lockstep_ranks_have_equally_many_micro_batches(
         coming = feed.batches(1, Cursor(0, 0))
         return [next(coming) for _ in range(20)]
 
-    together = [updates(rank, True) for rank in range(ranks)]
+    together = [global_batches(rank, True) for rank in range(ranks)]
     assert all(
         len({len(update.micro_batches) for update in same}) == 1
         for same in zip(*together, strict=True)
     )
     for rank in range(ranks):
-        for even, free in zip(together[rank], updates(rank, False), strict=True):
+        for even, free in zip(together[rank], global_batches(rank, False), strict=True):
             busy = [part for part in even.micro_batches if not part.is_dummy]
             assert [(part.micro_index, part.split_index) for part in busy] == [
                 (part.micro_index, part.split_index) for part in free.micro_batches
@@ -169,7 +169,7 @@ def test_files_of_a_part_are_one_or_all_shards(names, found) -> None:
 
 
 @pytest.fixture
-def pieces(tmp_path):
+def shards(tmp_path):
     torch.manual_seed(0)
     whole = {
         "matrix": torch.randn(7, 3),
@@ -189,16 +189,16 @@ def pieces(tmp_path):
     return whole, ShardedTensors(paths)
 
 
-def test_shards_concatenate_to_the_full_tensor(pieces) -> None:
-    whole, stored = pieces
+def test_shards_concatenate_to_the_full_tensor(shards) -> None:
+    whole, stored = shards
     read = stored.read(expected=whole)
     assert read.keys() == whole.keys()
     assert all(torch.equal(read[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 9])
-def test_any_rows_can_be_read(pieces, ranks: int) -> None:
-    whole, stored = pieces
+def test_any_rows_can_be_read(shards, ranks: int) -> None:
+    whole, stored = shards
     for rank in range(ranks):
         wanted = {
             name: rank_rows(len(tensor), rank=rank, ranks=ranks)
@@ -210,8 +210,8 @@ def test_any_rows_can_be_read(pieces, ranks: int) -> None:
         assert all(torch.equal(read[name], whole[name][rows]) for name, rows in wanted.items())
 
 
-def test_shards_of_another_model_are_rejected(pieces) -> None:
-    whole, stored = pieces
+def test_shards_of_another_model_are_rejected(shards) -> None:
+    whole, stored = shards
     with pytest.raises(
         BundleError, match=r"which has matrix F32 \[8, 3\]; found matrix F32 \[7, 3\]"
     ):

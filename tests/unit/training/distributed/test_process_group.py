@@ -322,7 +322,7 @@ def test_only_a_peers_death_is_a_loss(worlds) -> None:
         )
 
 
-def meet(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
+def join_ranks(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
     names: dict[int, str] = {}
     threads = [
         threading.Thread(
@@ -343,7 +343,7 @@ def meet(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
 
 def test_restarted_ranks_form_a_new_group(store) -> None:
     """The launcher's store still has the words of those who were killed."""
-    first, second, fewer = meet(store, 3), meet(store, 3), meet(store, 2)
+    first, second, fewer = join_ranks(store, 3), join_ranks(store, 3), join_ranks(store, 2)
     assert [len(names) for names in (first, second, fewer)] == [3, 3, 2]
     assert [len(set(names)) for names in (first, second, fewer)] == [1, 1, 1]
     assert len({first[0], second[0], fewer[0]}) == 3

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-class Victims:
+class ForkServer:
     """The forking server's other end."""
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Victims:
         self._alive: set[int] = set()
         assert "ready" in self._read()
 
-    def start(self, output: Path, **request: Any) -> Victim:
-        """Fork a victim; its output is appended to a file."""
+    def start(self, output: Path, **request: Any) -> ChildProcess:
+        """Fork a child process; its output is appended to a file."""
         pid = self._ask({"start": request | {"output": str(output)}})["pid"]
         self._alive.add(pid)
-        return Victim(self, pid)
+        return ChildProcess(self, pid)
 
     def wait(self, pid: int) -> int:
         code = self._ask({"wait": pid})["code"]
@@ -68,17 +68,17 @@ class Victims:
         return json.loads(self._server.stdout.readline())
 
 
-class Victim:
+class ChildProcess:
     """One forked process."""
 
-    def __init__(self, victims: Victims, pid: int) -> None:
-        self._victims, self.pid = victims, pid
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
+        self._fork_server, self.pid = fork_server, pid
 
     def send(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
-        return self._victims.wait(self.pid)
+        return self._fork_server.wait(self.pid)
 
     def alive(self) -> bool:
         """Whether it still runs; a dead process stays a zombie until it is waited for."""
@@ -89,21 +89,21 @@ class Victim:
 
 
 def loop(
-    victims: Victims,
+    fork_server: ForkServer,
     directory: Path,
     *,
     fault: str = "",
     file_limit: int = 0,
     user: int = 0,
     **options: Any,
-) -> Victim:
+) -> ChildProcess:
     """Start the miniature run in a directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     output = directory.with_name(directory.name + ".output")
     if user:
         output.touch()
         output.chmod(0o666)
-    return victims.start(
+    return fork_server.start(
         output,
         fault=fault,
         file_limit=file_limit,
@@ -112,29 +112,31 @@ def loop(
     )
 
 
-def trainer(victims: Victims, directory: Path, *, fault: str = "", **options: Any) -> Victim:
+def trainer(
+    fork_server: ForkServer, directory: Path, *, fault: str = "", **options: Any
+) -> ChildProcess:
     """Start the real trainer, in miniature, in a directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     output = directory.with_name(directory.name + ".output")
-    return victims.start(
+    return fork_server.start(
         output, fault=fault, module="fault_trainer", loop={"directory": str(directory), **options}
     )
 
 
 def command(
-    victims: Victims,
+    fork_server: ForkServer,
     output: Path,
     *words: str,
     fault: str = "",
     file_limit: int = 0,
     user: int = 0,
     clock: float = 0.0,
-) -> Victim:
+) -> ChildProcess:
     """Start `dragoman` with some words, as a person does."""
     if user:
         output.touch()
         output.chmod(0o666)
-    return victims.start(
+    return fork_server.start(
         output, fault=fault, file_limit=file_limit, user=user, clock=clock, command=list(words)
     )
 
@@ -158,8 +160,8 @@ def logged(directory: Path) -> list[tuple[int, str]]:
     ]
 
 
-def last_update(directory: Path) -> int:
-    """Return the last step in the log of a running victim; called hundreds of times a second."""
+def last_step(directory: Path) -> int:
+    """Return the last step in the log of a running child; called hundreds of times a second."""
     try:
         with (directory / "log.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -169,17 +171,17 @@ def last_update(directory: Path) -> int:
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
-def wait_for_update(
-    directory: Path, update: int, victim: Victim | None = None, seconds: float = 120.0
+def wait_for_step(
+    directory: Path, update: int, child: ChildProcess | None = None, seconds: float = 120.0
 ) -> None:
     """Wait until a running trainer has logged a step."""
     end = time.monotonic() + seconds
-    while last_update(directory) < update:
-        assert victim is None or victim.alive(), (
-            f"the victim ended before update {update}; the last was {last_update(directory)}"
+    while last_step(directory) < update:
+        assert child is None or child.alive(), (
+            f"the child ended before step {update}; the last was {last_step(directory)}"
         )
         assert time.monotonic() < end, (
-            f"update {update} never came; the last was {last_update(directory)}"
+            f"step {update} never came; the last was {last_step(directory)}"
         )
         time.sleep(0.002)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from model_kit import shaken
+from model_kit import perturb_weights
 
 from dragoman.config import ModelConfig
 from dragoman.explain.teacher_forcing import ForcedTarget
@@ -33,7 +33,7 @@ def tiny_model(
         src_vocab_size=VOCABULARY,
         tgt_vocab_size=VOCABULARY,
     )
-    return shaken(model, 0.3).eval().requires_grad_(False)
+    return perturb_weights(model, 0.3).eval().requires_grad_(False)
 
 
 def tiny_language_model(decoder: str = "transformer*2", **changes: object) -> NeuralLanguageModel:
@@ -41,7 +41,7 @@ def tiny_language_model(decoder: str = "transformer*2", **changes: object) -> Ne
     settings = {**SIZES, "encoder": (), "decoder": blocks(decoder), **changes}
     torch.manual_seed(0)
     model = build_language_model(ModelConfig(**settings), vocab_size=VOCABULARY)  # type: ignore[arg-type]
-    return shaken(model, 0.3).eval().requires_grad_(False)
+    return perturb_weights(model, 0.3).eval().requires_grad_(False)
 
 
 def tiny_pair(

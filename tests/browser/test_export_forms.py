@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from served_kit import SENTENCES
-from test_served import PANELS, read_panel, walk_through
+from test_served import PANELS, read_panel, use_every_panel
 
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.html_export import export_html, read_island
@@ -25,7 +25,7 @@ def test_a_file_works_from_disk_without_a_network(visit, explanation, tmp_path: 
     export_html(explanation, path, title="a file")
     found = visit(path.as_uri(), offline=True)
     found.wait_until_ready()
-    walk_through(found)
+    use_every_panel(found)
     for name in PANELS:
         assert len(read_panel(found.page, name).strip()) > 10, f"the panel {name} is empty"
     assert found.page.locator("#panel-strip .source .run").text_content() == SENTENCES[0]

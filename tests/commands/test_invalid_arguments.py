@@ -15,7 +15,7 @@ from dragoman.cli.app import main
 from dragoman.cli.printing import print_result
 
 
-def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+def error_line(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
     """Run a command that must fail; return its error line."""
     assert main([str(argument) for argument in arguments]) == code
     captured = capsys.readouterr()
@@ -40,7 +40,7 @@ def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 
 def test_numbers_that_no_search_can_use(
     options: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert words in refusal("translate", "-m", bundle, *options, "Guten Morgen.", capsys=capsys)
+    assert words in error_line("translate", "-m", bundle, *options, "Guten Morgen.", capsys=capsys)
 
 
 def test_path_without_a_model_suggests_one_nearby(
@@ -49,14 +49,14 @@ def test_path_without_a_model_suggests_one_nearby(
     text = tmp_path / "notes.txt"
     text.write_text("nothing of interest")
     shutil.copytree(bundle, tmp_path / "mine")
-    line = refusal("translate", "-m", text, "Hallo", capsys=capsys)
+    line = error_line("translate", "-m", text, "Hallo", capsys=capsys)
     assert f"found the file {text}; did you mean {tmp_path / 'mine'}" in line
-    line = refusal(
+    line = error_line(
         "translate", "-m", tmp_path / "mine" / "weights.safetensors", "Hallo", capsys=capsys
     )
     assert f"give its directory, {tmp_path / 'mine'}" in line
     (tmp_path / "mine" / "training").mkdir()
-    line = refusal("translate", "-m", tmp_path / "mine" / "training", "Hallo", capsys=capsys)
+    line = error_line("translate", "-m", tmp_path / "mine" / "training", "Hallo", capsys=capsys)
     assert f"the run that a model came from; give the model itself, {tmp_path / 'mine'}" in line
 
 
@@ -84,13 +84,13 @@ def test_path_without_a_model_suggests_one_nearby(
 def test_the_line_reads_well(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert line in refusal(*arguments, capsys=capsys)
+    assert line in error_line(*arguments, capsys=capsys)
 
 
 def test_more_resamplings_than_fit_in_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refusal(
+    line = error_line(
         "compare",
         "--ref",
         tmp_path / "r",
