@@ -26,7 +26,7 @@ def _no_requests():
 
 
 class NanAt:
-    """Sets the loss of one step to NaN on every rank."""
+    """Makes the loss of the given steps NaN, however often it is computed."""
 
     def __init__(self, task, *updates: int) -> None:
         self.task, self.updates, self.update = task, updates, 0

@@ -187,7 +187,7 @@ def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kil
     )
 
 
-# The fault points of a step are also reached in the dry run; test_trainer_kills.py covers those.
+# The throughput probe also passes the fault points of a step; test_trainer_kills.py covers those.
 POINTS = ["valid.mid:2", "keep.rename:2", "prune.unlink:1"]
 
 
