@@ -1,13 +1,13 @@
-# make demo    set up, then make a corpus, train on it, translate and show the attention
+# make demo    set up, then translate with the built-in model, generate a corpus, train on it and show the attention
 # make test    set up, then lint, check types and run the tests
-# make setup   only make .venv with the command in it
+# make setup   only create .venv with the command in it
 # make docs    set up, then generate docs/settings.md and build the site with the API reference into site/
 # make test-gpu  run the tests that need a GPU or Triton; installs nothing: make GPU_PYTHON=python3 test-gpu
 
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
-# GPU machines often come with their own PyTorch and no network, so test-gpu does without .venv and pytest's plugins.
+# GPU machines often come with their own PyTorch and no network, so test-gpu uses neither .venv nor pytest's plugins.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_WORKERS ?= 4
 
@@ -30,7 +30,7 @@ demo: setup
 test: lint types chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(TESTS)
 
-# The browser of tests/browser: installed where that is possible without asking, else those tests are skipped.
+# The browser of tests/browser: installed where that needs no prompt, else those tests are skipped.
 chromium:
 	@tools/install_chromium.sh
 

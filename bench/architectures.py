@@ -408,7 +408,7 @@ def main() -> None:
         print(json.dumps(row))
     else:
         if options.data is None:
-            parser.error("--data DIR is required; found none; give it or set DRAGOMAN_DATA")
+            parser.error("--data DIR is required; found none; pass it or set DRAGOMAN_DATA")
         unpack_corpora(options.data, options.work)
         chosen = [
             architecture

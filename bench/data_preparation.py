@@ -7,7 +7,7 @@
 The text is synthetic: made-up words with Zipfian frequencies and the lengths of real sentences.
 The peer is a plain loop over SentencePiece's batch encoder that reads the same files and neither
 checks nor stores anything. Rates are tokens/s by wall time and per CPU second, with the ratio to
-the peer. Memory is the resident memory of the process tree, sampled twenty times a second.
+the peer. Memory is the resident memory of the process tree, sampled twenty times per second.
 """
 
 from __future__ import annotations

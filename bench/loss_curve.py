@@ -184,7 +184,7 @@ def loss_curve(
     device: torch.device,
     folder: Path,
 ) -> None:
-    """Make both comparisons; print tables and one line of JSON."""
+    """Run both comparisons; print tables and one line of JSON."""
     runner = LossCurveRunner(options, corpus, model, device, folder)
     both = compared_setups(device)
     ours = next(iter(both))

@@ -77,7 +77,7 @@ def train_one(
         out = train(config, work / "model")
         seconds = time.monotonic() - began
         outputs = Translator.load(out, device="cpu").translate(src[PAIRS:])
-        steps = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["updates"]
+        steps = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["steps"]
     exact = sum(one == other for one, other in zip(outputs, tgt[PAIRS:], strict=True)) / UNSEEN
     return {
         "recipe": name,

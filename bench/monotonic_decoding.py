@@ -1,7 +1,7 @@
 """Time of hard monotonic decoding by the length of source and target, on the CPU.
 
 `scan` reads a source position when the head is on it, `step` scores all of them at every target
-position. The head moves at the pace of the target, as in a translation as long as its source. The
+position. The head advances one key per step, as in a translation as long as its source. The
 slope is that of log time over log length: 1 is linear, 2 quadratic.
 
     python bench/monotonic_decoding.py
@@ -27,7 +27,7 @@ Attend = Callable[[Tensor, PreparedKeys, AlignmentState], tuple[object, Alignmen
 
 
 class DiagonalScore(AdditiveScore):
-    """An additive score, plus what makes the head move by one key a step; it counts its reads."""
+    """An additive score, plus what makes the head move by one key per step; it counts its reads."""
 
     reads = 0
 

@@ -115,7 +115,7 @@ class Runner:
                 arguments.append("--resume")
             found["train"], found["seconds"] = self._dragoman(run, arguments)
             found |= describe_training(model)
-            shutil.rmtree(model / "training")  # checkpoints take more room than all the rest
+            shutil.rmtree(model / "training")  # checkpoints take more space than the rest
         parts = (DEV, *corpus.tests)
         if row.program:
             hypotheses = self.out / f"{run.key}.txt"
@@ -247,7 +247,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

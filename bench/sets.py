@@ -9,7 +9,7 @@
 The plain models are what people write: `nn.MultiheadAttention` with a key padding mask, `nn.LSTM`
 over packed sequences, co-attention by matmul and softmax; with and without torch.compile. They
 train on the same examples, made in the same way, with the same optimizer and precision. A test
-holds their outputs equal to ours.
+compares their outputs with ours.
 """
 
 from __future__ import annotations

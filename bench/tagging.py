@@ -6,7 +6,7 @@
 
 The plain model is what people write: `nn.LSTM` over packed sequences, and a CRF whose forward
 algorithm is a loop differentiated by autograd; with and without torch.compile. Both train on the
-same batches with the same optimizer and precision. A test holds their losses equal.
+same batches with the same optimizer and precision. A test compares their losses.
 """
 
 from __future__ import annotations

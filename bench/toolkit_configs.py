@@ -231,4 +231,4 @@ TOOLKIT_CONFIGS = {
         joeynmt_config, ("-m", "joeynmt", "train", "--skip-test"), parse_target_side, 1
     ),
 }
-"""How each toolkit is told to train, by its name."""
+"""Training configuration of each toolkit, by its name."""

@@ -198,7 +198,7 @@ def time_one(system: str, precision: str, options: argparse.Namespace) -> dict[s
     return row | {
         "MiB": peak,
         "padding": plan.padding(),
-        "tokens_an_update": plan.tokens() / options.steps,
+        "tokens_per_step": plan.tokens() / options.steps,
     }
 
 

@@ -145,7 +145,7 @@ def main() -> None:
         name: getattr(options, name)
         for name in ("size", "vocabulary", "batch_tokens", "steps", "static", "data")
     }
-    padding = {"padding": plan.padding(), "tokens_an_update": plan.tokens() / options.steps}
+    padding = {"padding": plan.padding(), "tokens_per_step": plan.tokens() / options.steps}
     print(
         json.dumps(
             {"bench": "train_gpu", "rows": rows} | padding | signature | settings, default=str

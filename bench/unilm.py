@@ -67,7 +67,7 @@ def run(architecture: Architecture, seed: int, seconds: float, work: Path) -> di
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the rows as a Markdown table, with means, and whether the bar is met."""
+    """Yield the rows as a Markdown table, with means, and whether the threshold is reached."""
     yield "| model | weights without embeddings | steps | tokens/s | 2016 | 2017 | seeds |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     means: dict[str, list[float]] = {}

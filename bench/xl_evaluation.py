@@ -79,7 +79,7 @@ def build_model(layers: int, width: int, heads: int) -> NeuralLanguageModel:
 def compare(
     model: NeuralLanguageModel, context: int, rows: int, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """Time both ways with so many rows; print and return the seconds per token and the ratio."""
+    """Time both methods with so many rows; print and return the seconds per token and the ratio."""
     reused = median_of(lambda: reuse_states(model, context, rows, device), repeats)
     window = median_of(lambda: slide_window(model, context, rows, device), repeats)
     ratio = window / reused

@@ -81,7 +81,7 @@ class ConfigError(DragomanError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(
-            "the configuration must hold together",
+            "the configuration must be consistent",
             found=f"{len(problems)} problem{'s' if len(problems) != 1 else ''}",
             fix="; ".join(problems[:MAX_LISTED_PROBLEMS]),
         )

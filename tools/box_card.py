@@ -236,7 +236,7 @@ def _write_page(page: Path, part: str) -> None:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit(f"{page} must have the lines {BEGIN!r} and {END!r}; found them not; add them")
+        sys.exit(f"{page} must have lines {BEGIN!r} and {END!r}; found one or neither; add them")
     page.write_text(f"{before}{BEGIN}\n\n{part}\n{END}{after}", encoding="utf-8", newline="\n")
 
 

@@ -1,4 +1,4 @@
-"""Write the corpus of the model in the box: `python tools/box_corpus.py --data DATA --out DIR`.
+"""Write the corpus of the built-in model: `python tools/box_corpus.py --data DATA --out DIR`.
 
 Tatoeba de-en and fr-en, without the training pairs that share a sentence with a validation or
 test set of either corpus, and generated pairs of dates and numbers in the formats of CLDR (Babel).

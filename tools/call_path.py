@@ -174,7 +174,7 @@ def count_sentence(folder: Path, recorder: CallRecorder, beam: int) -> None:
 
 
 def main() -> None:
-    """Count, and print the figures; with --list the files and the deepest stack too."""
+    """Count, and print the counts; with --list the files and the deepest stack too."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("what", choices=("train", "translate"))
     parser.add_argument("--beam", type=int, default=1, help="beam size of translate")

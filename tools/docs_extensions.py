@@ -1,4 +1,4 @@
-"""Griffe extension of the API reference: make Markdown of what docstrings write otherwise."""
+"""Griffe extension of the API reference: convert docstrings from reST to Markdown."""
 
 from __future__ import annotations
 

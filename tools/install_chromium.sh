@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make sure that the tests of the explorer page find a Chromium, and say in one line what happened.
+# Make sure that the tests of the explorer page find a Chromium, and print the result in one line.
 # Installs Debian's package where that needs no questions (root and apt-get); never fails: without
 # a browser those tests are skipped with the reason.
 for name in "${DRAGOMAN_CHROMIUM:-chromium}" chromium chromium-browser google-chrome; do

@@ -34,7 +34,7 @@ def page() -> str:
             "",
             doc,
             "",
-            "| setting | default | may be | meaning |",
+            "| setting | default | allowed values | meaning |",
             "| --- | --- | --- | --- |",
         ]
         for row in list_all_settings():
@@ -68,7 +68,10 @@ def blocks() -> list[str]:
             ]
         own = list(list_settings(kind))
         if own:
-            lines += ["| option | default | may be | meaning |", "| --- | --- | --- | --- |"]
+            lines += [
+                "| option | default | allowed values | meaning |",
+                "| --- | --- | --- | --- |",
+            ]
             for each in own:
                 default = json.dumps(each.default).strip('"')
                 lines.append(

@@ -146,7 +146,7 @@ class LearnedPositions(Positions):
 
 
 class NoPositions(Positions):
-    """No positions: only causal attention tells the order of tokens."""
+    """No position encoding: order is visible through the causal mask only."""
 
     def vectors(self, first: int, count: int) -> None:
         """Return None: nothing is added."""

@@ -130,7 +130,7 @@ POSITIONS = Registry(
     ),
     none=Entry(
         "dragoman.attention.absolute_positions:NoPositions",
-        "No positions: only causal attention tells the order.",
+        "No position encoding: order is visible through the causal mask only.",
     ),
     rotary=Entry(
         "dragoman.attention.relative_positions:RotaryPositions",

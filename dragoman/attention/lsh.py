@@ -31,9 +31,9 @@ class LSHAttention(RecordableAttention):
 
     Kitaev et al. (2020), with one projection for queries and keys. P_i are the tokens of i's bucket
     in any round whose rank in the bucket is at most `window` from i's (before it, if causal),
-    without i itself unless there is no other. A pair that meets in several rounds counts once, as
-    in the paper's equation for several rounds (its N_ij): with more rounds the result approaches
-    full attention with shared queries and keys.
+    without i itself unless there is no other. A pair that shares a bucket in several rounds
+    counts once, as in the paper's equation for several rounds (its N_ij): with more rounds the
+    result approaches full attention with shared queries and keys.
 
     Two things differ from the paper. The paper cuts the sorted sequence into chunks, so that the
     tokens a token attends to depend on other buckets, later tokens included; here they depend on

@@ -416,7 +416,7 @@ class SelfAttention(MultiHead):
 
 
 class CrossAttention(MultiHead):
-    """Multi-head attention to the memory, whose keys and values are projected once."""
+    """Multi-head cross-attention; keys and values of the memory are projected once."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ def require_bundle(path: Path) -> None:
         raise BundleError(
             must,
             found=f"the file {path}",
-            fix=f"give its directory, {path.parent}" if inside else _suggest_bundle(path),
+            fix=f"pass its directory, {path.parent}" if inside else _suggest_bundle(path),
         )
     if (path / manifest.MANIFEST_NAME).exists() or (path / manifest.MANIFEST_NAME).is_symlink():
         return
@@ -87,7 +87,7 @@ def require_bundle(path: Path) -> None:
         raise BundleError(
             must,
             found=f"{path}, the run that a model came from",
-            fix=f"give the model itself, {path.parent}",
+            fix=f"pass the model itself, {path.parent}",
         )
     if any(name.startswith(TEMPORARY_PREFIX) for name in names) or WEIGHTS in names:
         found = f"{path} half-written: it has no {manifest.MANIFEST_NAME}, which is written last"
@@ -105,7 +105,7 @@ def require_bundle(path: Path) -> None:
         raise BundleError(
             must,
             found=f"{path} with {foreign[0]}, another program's model, which is not opened",
-            fix="give a Dragoman model",
+            fix="pass a Dragoman model",
         )
     found = (
         f"{path} with {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"

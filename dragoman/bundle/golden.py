@@ -153,7 +153,7 @@ def has_discrete_attention(model: EncoderDecoder) -> bool:
 
 
 def _check_text(case: Mapping[str, Any], tokenizers: Tokenizers, where: str) -> None:
-    """Raise CorruptError unless the tokenizers still give the same tokens and text."""
+    """Raise CorruptError unless the tokenizers still return the same tokens and text."""
     tokens = encode_golden(tokenizers, case["input"], case.get("target_language", ""))
     output = tokenizers.tgt.decode(case["tgt"])
     for what, expected, found in (

@@ -129,7 +129,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise BundleError(
             f"{where} must be that of a {layout.MANIFEST_KIND}",
             found=found,
-            fix="give a model's directory, not one inside it",
+            fix="pass a model's directory, not one inside it",
         )
     if content.get("bundle_format") != layout.FORMAT_VERSION:
         raise BundleError(

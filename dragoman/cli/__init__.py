@@ -1,1 +1,1 @@
-"""The command line: one file a command, each of which parses, calls the library and shows."""
+"""The command line: one module per command, which parses options, calls the library and prints."""

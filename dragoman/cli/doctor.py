@@ -52,7 +52,7 @@ def doctor(
         raise DataError(
             "--src must hold at least one sentence",
             found=f"none in {src}",
-            fix="give a file with text",
+            fix="pass a file with text",
         )
 
     for directory in export or ():

@@ -219,8 +219,8 @@ def _check_interventions(
         if value and (html is None or model is None):
             raise ConfigError(
                 [
-                    f"{option} is for a file that is written with --html from a model; found "
-                    f"{option} {value!s:.40} without; a served page computes what is asked for"
+                    f"{option} needs --html and a model; found {option} {value!s:.40} without; "
+                    "a served page computes on request"
                 ]
             )
     if branches and model is not None:

@@ -87,11 +87,11 @@ def export(
     elif to == "ctranslate2":
         engine_names.check_quantization(quantization)
     if (src is None) != (ref is None):
-        raise ConfigError([f"--src and --ref go together; found only {src or ref}; give both"])
+        raise ConfigError([f"--src and --ref go together; found only {src or ref}; pass both"])
     if check is not None and src is not None:
         raise ConfigError(
             [
-                f"--check and --src both give sentences to compare on; found {check} and {src}; "
+                f"--check and --src both name sentences to compare on; found {check} and {src}; "
                 "keep one"
             ]
         )
@@ -104,7 +104,7 @@ def export(
         raise DataError(
             "the file to compare outputs on must hold at least one sentence",
             found=f"none in {path}",
-            fix="give a file with text",
+            fix="pass a file with text",
         )
     references = read_sentences(ref) if ref else None
 

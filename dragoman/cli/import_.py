@@ -48,7 +48,7 @@ def import_(
         raise BundleError(
             "the model to import must be a directory",
             found=found,
-            fix="give the directory with its config.json",
+            fix="pass the directory with its config.json",
         )
     texts = read_sentences(check) if check else []
 

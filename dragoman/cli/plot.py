@@ -121,8 +121,8 @@ def plot(
 ) -> None:
     """Draw figures of models and of their training as PNG, SVG or PDF.
 
-    Sizes are those of papers with two columns, text stays text, and colors can be told apart by
-    everybody. What a model does not have is stated; with --what all it is left out.
+    Figures have the width of a column of a two-column paper, text stays text, and colors are
+    safe for color blindness. What a model does not have is stated; with --what all it is left out.
     """
     chosen = _parse_what(what or ["all"])
     files = _plan_files(chosen, out, format_)
@@ -131,7 +131,7 @@ def plot(
         raise ConfigError(
             [
                 "--test and --ref belong together for a translation model; found "
-                f"{'--test' if ref is None else '--ref'} alone; give both"
+                f"{'--test' if ref is None else '--ref'} alone; pass both"
             ]
         )
     held = [
@@ -217,7 +217,7 @@ def _make_labels(models: Sequence[Path], labels: Sequence[str]) -> list[str]:
         raise ConfigError(
             [
                 f"--label must be given once for each model; found {len(labels)} for "
-                f"{len(models)}; give all or none"
+                f"{len(models)}; pass all or none"
             ]
         )
     if labels:
@@ -335,7 +335,7 @@ class PlottedModel:
     @functools.cached_property
     def translations(self) -> list[str]:
         """The translations of the sources."""
-        assert self.pairs is not None, "asked for after they were found"
+        assert self.pairs is not None, "called before the sentence pairs were loaded"
         options = {"return_scores": False} | ({} if self._beam is None else {"beam": self._beam})
         sources = self.pairs[0]
         with progress(f"translating ({self.label})", len(sources), "lines") as bar:
@@ -398,7 +398,7 @@ class PlottedModel:
 # Figures: each function draws one, or returns in a sentence why there is nothing to draw.
 
 
-_NEEDS_REFERENCES = "it needs sentences with references: give --test and --ref"
+_NEEDS_REFERENCES = "it needs sentences with references: pass --test and --ref"
 
 
 def _draw_curves(models: Sequence[PlottedModel], path: Path) -> str | None:
@@ -511,7 +511,7 @@ def _needs_test(model: PlottedModel) -> str:
     """Return why a model of another task has nothing to measure."""
     if model.store is not None:
         return "a model that fills masks does not predict the next token"
-    return f"it needs labelled examples of the task {model.task}: give --test"
+    return f"it needs labelled examples of the task {model.task}: pass --test"
 
 
 def _draw_distribution(models: Sequence[PlottedModel], path: Path) -> str | None:

@@ -63,7 +63,7 @@ def score(
 
     There is one number per line: the log-probability of the target sentence given its
     source. It is the sum over the target tokens and the end-of-sentence token, in
-    natural logarithms; a pair too long for the model gives nan. With --json each
+    natural logarithms; a pair too long for the model scores nan. With --json each
     line is an object: line, log_prob, per_token, tokens, log_probs (one per token,
     `</s>` last) and notes.
     """

@@ -203,7 +203,7 @@ def _pair_overrides(
     if others:
         raise ConfigError(
             [
-                f"--pair names the files of a multilingual model; found {others[0]} too; give "
+                f"--pair names the files of a multilingual model; found {others[0]} too; pass "
                 "every file by --pair"
             ]
         )

@@ -107,7 +107,7 @@ def translate(
     prefix: Annotated[str, typer.Option(help="Forced prefix of every translation.")] = "",
     no_repeat_ngram_size: Annotated[
         int,
-        typer.Option(min=0, help="Write no n tokens in a row twice; 0 allows repetition."),
+        typer.Option(min=0, help="Never repeat an n-gram of this many tokens; 0 disables it."),
     ] = 0,
     json: JsonOption = False,
     quiet: QuietOption = False,

@@ -64,7 +64,11 @@ def tune(
     ] = "",
     trials: Annotated[
         int,
-        typer.Option(min=0, help="Most trials; 0 for no limit.", rich_help_panel=_SEARCH_PANEL),
+        typer.Option(
+            min=0,
+            help="Maximum number of trials; 0 for no limit.",
+            rich_help_panel=_SEARCH_PANEL,
+        ),
     ] = 0,
     search: Annotated[
         list[str] | None,
@@ -187,7 +191,7 @@ def tune(
     from dragoman.lab.study import tune as run
     from dragoman.training.progress import open_progress
 
-    logging.getLogger("dragoman").setLevel(logging.WARNING)  # no decisions of every trainer
+    logging.getLogger("dragoman").setLevel(logging.WARNING)  # not each trial's settings
     result = run(
         resolved,
         out,

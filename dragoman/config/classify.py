@@ -97,11 +97,12 @@ class ClassifyConfig:
         at_most=5,
     )
     ngram_features: int = setting(
-        1_000_000, "Most n-grams, by document frequency.", at_least=1, at_most=5_000_000
+        1_000_000,
+        "Maximum number of n-grams, by document frequency.",
+        at_least=1,
+        at_most=5_000_000,
     )
-    ngram_min_count: int = setting(
-        2, "Least number of documents that an n-gram occurs in.", at_least=1
-    )
+    ngram_min_count: int = setting(2, "Minimum document frequency of an n-gram.", at_least=1)
     ngram_weights: str = setting(
         "naive_bayes",
         "Weights of the n-grams: naive-Bayes log-count ratios, or tf-idf.",
@@ -157,7 +158,10 @@ class ClassifyConfig:
         choices=("none", "balanced"),
     )
     threshold: float = setting(
-        0.5, "Least probability of a predicted label (multi-label).", at_least=0.0, at_most=1.0
+        0.5,
+        "Decision threshold: minimum probability of a predicted label (multi-label).",
+        at_least=0.0,
+        at_most=1.0,
     )
     tune_threshold: str = setting(
         "off",

@@ -77,13 +77,13 @@ class TextConfig:
     lowercase: bool = setting(False, "Whether words and characters are lowercased.")
     min_count: int = setting(
         1,
-        "Least occurrences of a word or character in the vocabulary.",
+        "Minimum count of a word or character in the vocabulary.",
         at_least=1,
         at_most=1_000_000,
     )
     sample_lines: int = setting(
         2_000_000,
-        "Most lines that the tokenizer is trained on, sampled evenly over the corpus.",
+        "Maximum number of lines to train the tokenizer on, sampled evenly over the corpus.",
         at_least=1,
     )
 
@@ -253,7 +253,7 @@ def _corpus_problems(prefix: str, named: dict[str, tuple[str, ...]]) -> Iterator
     if bool(named["src"]) != bool(named["tgt"]):
         yield (
             f"{src} and {tgt} go together; found only {', '.join(named['src'] or named['tgt'])}; "
-            "give both"
+            "pass both"
         )
     elif len(named["src"]) != len(named["tgt"]):
         flag = prefix.replace("_", "-")
@@ -262,7 +262,7 @@ def _corpus_problems(prefix: str, named: dict[str, tuple[str, ...]]) -> Iterator
             f"({', '.join(named['tgt'])})"
         )
         yield (
-            f"{src} and {tgt} must name equally many files; found {found}; give one --{flag}tgt "
+            f"{src} and {tgt} must name equally many files; found {found}; pass one --{flag}tgt "
             f"for each --{flag}src"
         )
     for name, files in named.items():

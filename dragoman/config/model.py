@@ -161,8 +161,8 @@ class ModelConfig:
         if self.embedding_width >= self.width:
             found = f"{self.embedding_width} and {self.width}"
             yield (
-                "model.embedding_width must be below model.width, for it saves weights; found "
-                f"{found}; set model.embedding_width=0"
+                "model.embedding_width must be below model.width, because factorized "
+                f"embeddings save weights only then; found {found}; set model.embedding_width=0"
             )
         if self.initialization != "xavier" and self.share_layers != "none":
             found = (

@@ -58,7 +58,7 @@ class PairsConfig:
     max_score: int = setting(5, "Highest score.", at_least=-1000, at_most=1000)
     swap: bool = setting(
         False,
-        "Also train the score on swapped pairs; never the label, for entailment has a direction.",
+        "Also train the score on swapped pairs; never the label: entailment is directional.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -72,8 +72,8 @@ class PairsConfig:
             )
         if self.swap and self.interaction != "sequence":
             yield (
-                "pairs.swap=true is for pairs.interaction=sequence, for elsewhere the score does "
-                f"not depend on the order; found {self.interaction}; set pairs.swap=false"
+                "pairs.swap=true needs pairs.interaction=sequence, because elsewhere the score "
+                f"does not depend on the order; found {self.interaction}; set pairs.swap=false"
             )
         if self.min_score >= self.max_score:
             yield (

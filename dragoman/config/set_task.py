@@ -62,10 +62,10 @@ class SetsConfig:
         4, "Components of the mixtures of the clustering problem.", at_least=1, at_most=64
     )
     validation_sets: int = setting(
-        2000, "Generated sets that a validation scores.", at_least=1, at_most=10_000_000
+        2000, "Number of generated sets per validation.", at_least=1, at_most=10_000_000
     )
     epoch_sets: int = setting(
-        100_000, "Generated sets that are called one epoch.", at_least=1, at_most=1_000_000_000
+        100_000, "Number of generated sets per epoch.", at_least=1, at_most=1_000_000_000
     )
 
     @property
@@ -77,8 +77,9 @@ class SetsConfig:
         """Yield inconsistencies between fields."""
         if self.pooling != "pma" and self.seeds != 1:
             yield (
-                "sets.seeds above 1 needs sets.pooling=pma, for other poolings give one vector; "
-                f"found sets.pooling={self.pooling} and sets.seeds={self.seeds}; set sets.seeds=1"
+                "sets.seeds above 1 needs sets.pooling=pma, because other poolings return one "
+                f"vector; found sets.pooling={self.pooling} and sets.seeds={self.seeds}; "
+                "set sets.seeds=1"
             )
         if (
             self.problem == "clustering"

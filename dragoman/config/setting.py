@@ -63,7 +63,7 @@ class Setting:
             hint = f"it is now {renamed}" if renamed else suggest_name(str(value), names)
             return f"{path} must be {self.describe_range()}; found {value!r}; {hint}"
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{path} must be a finite number; found {value}; give a plain number"
+            return f"{path} must be a finite number; found {value}; use a finite number"
         if self.at_least is not None and value is not None and value < self.at_least:
             return f"{path} must be at least {format_bound(self.at_least)}; found {value}; raise it"
         if self.at_most is not None and value is not None and value > self.at_most:
@@ -100,7 +100,7 @@ class Field(typing.NamedTuple):
     setting: Setting
 
     def allowed(self) -> str:
-        """Return the allowed values as text: "a whole number, at least 1"."""
+        """Return the allowed values as text: "an integer, at least 1"."""
         limits = self.setting.describe_range()
         return (
             limits
@@ -125,12 +125,12 @@ def _cached_settings(section: Any) -> tuple[Field, ...]:
 
 
 def describe_type(kind: Any) -> str:
-    """Return the name of a type for messages, such as "a whole number"."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    """Return the name of a type for messages, such as "an integer"."""
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     if kind in words:
         return words[kind]
     if typing.get_origin(kind) is tuple:
-        return "a list of whole numbers" if int in typing.get_args(kind) else "a list of text"
+        return "a list of integers" if int in typing.get_args(kind) else "a list of text"
     return " or ".join(
         "nothing" if part is types.NoneType else describe_type(part)
         for part in typing.get_args(kind)

@@ -148,7 +148,7 @@ class TrainConfig:
     )
     extend_vocabulary: int = setting(
         0,
-        "Most tokens added to each vocabulary of the model to fine-tune, learnt from the corpus.",
+        "Maximum number of tokens, learned from the corpus, that fine-tuning adds per vocabulary.",
         at_least=0,
         at_most=1_000_000,
     )

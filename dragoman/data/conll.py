@@ -1,4 +1,4 @@
-"""Readers of CoNLL and CoNLL-U files: one token a line, a blank line after each sentence."""
+"""Readers of CoNLL and CoNLL-U files: one token per line, a blank line after each sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
 
     Fields are the columns' numbers from "1", and by the customs of the shared tasks "tokens" for
     the first, "tags" for the last and "pos" for the second of three or more. Sentences may be
-    separated by -DOCSTART- lines too. A sentence with a bad line is left out, and the line told.
+    separated by -DOCSTART- lines too. A sentence with a bad line is skipped; the line is reported.
     """
     rows: list[list[str]] = []
     first = 0
@@ -61,7 +61,7 @@ def read_conllu(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record |
     """Yield the sentences of a CoNLL-U file: its ten columns, and "id" if `# sent_id` gives it.
 
     Multiword tokens (1-2) and empty nodes (1.1) are left out: the words are the syntactic ones. A
-    sentence with a bad line is left out, and the line told.
+    sentence with a bad line is skipped, and the line is reported.
     """
     rows: list[list[str]] = []
     first, sentence_id = 0, ""
@@ -129,4 +129,4 @@ def _conllu_problem(path: Path, number: int, columns: list[str]) -> BadLine | No
         must = "must have a value or _ in every column"
     else:
         return None
-    return BadLine(path, number, "broken", must, found, "write the line as CoNLL-U says")
+    return BadLine(path, number, "broken", must, found, "write the line in CoNLL-U format")

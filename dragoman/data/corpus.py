@@ -444,7 +444,7 @@ def build_file_corpora(config: DataConfig, part: str) -> list[Corpus]:
         problem = (
             f"data.{prefix}src and data.{prefix}tgt, or data.{prefix}pairs, must name files; "
             "found none; "
-            f"give --{flag}src FILE --{flag}tgt FILE, or --{flag}pairs FILE"
+            f"pass --{flag}src FILE --{flag}tgt FILE, or --{flag}pairs FILE"
         )
         raise ConfigError([problem])
     wanted = ColumnSelection(config.src_field, config.tgt_field, config.src_lang, config.tgt_lang)

@@ -1,4 +1,4 @@
-"""Misalignment detection: from some line on, sentences are paired with a neighbour's translation.
+"""Misalignment detection: from some line on, sentences are paired with another line's translation.
 
 Lengths of translations correlate, and so do the numbers in them. Over a window of lines, lengths
 correlate at the true shift and at no other. Where another shift correlates clearly better than
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 _WINDOW = 200
 _SHIFTS = (0, 1, -1, 2, -2, 3, -3)
-_MAX_SHIFT = max(_SHIFTS)  # lines at both ends of a window whose neighbours are outside it
+_MAX_SHIFT = max(_SHIFTS)  # lines at both ends of a window whose shifted lines are outside
 _DIGITS = re.compile(r"\d+")
 # How much better another shift's correlation must be; sound corpora stay under 0.1.
 _MIN_IMPROVEMENT = 0.3

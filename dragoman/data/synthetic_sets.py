@@ -49,7 +49,7 @@ class Draws:
         return (bits.astype(np.float32) * np.float32(2.0**-24)).reshape(len(counters), *shape)
 
     def integers(self, low: int, high: int | Integers, *shape: int) -> Integers:
-        """Return whole numbers (B, *shape) from `low` to `high`, both included."""
+        """Return integers (B, *shape) from `low` to `high`, both included."""
         top = np.asarray(high, np.int64)
         width = (top - low + 1).reshape(-1, *[1] * len(shape)) if top.ndim else top - low + 1
         return low + (self.uniform(*shape) * width).astype(np.int64)

@@ -132,7 +132,7 @@ def read_jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Tabl
                 "broken",
                 "must be a JSON object",
                 str(error),
-                "write one object a line",
+                "write one object per line",
             )
             continue
         if isinstance(value, dict) and isinstance(value.get("translation"), dict):
@@ -178,7 +178,7 @@ def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairCo
     width = len(first.values)
     if width < 2:
         fix = (
-            "give one pair a line with a tab (.tsv) or a comma (.csv) between, or use --src and "
+            "write one pair per line with a tab (.tsv) or a comma (.csv) between, or use --src and "
             "--tgt for two files"
         )
         raise DataError(

@@ -152,7 +152,7 @@ class _ConstrainedBeams:
         self._rows = ConstrainedRows(request.constraints, request.max_lengths.tolist())
         self.reason = self._rows.reason
         self._sentences = list(range(len(request.constraints)))  # (N,)
-        # (N, F); None for an empty place in the beam and for a sentence that is done
+        # (N, F); None for an empty beam slot and for a sentence that is done
         self._states: list[list[Any | None]] = [
             [self._rows.start(sentence)] for sentence in self._sentences
         ]
@@ -199,6 +199,6 @@ class _ConstrainedBeams:
 
 
 def _reorder(state: Any, parents: torch.Tensor, beams_per_sentence: int) -> Any:
-    """Let every beam continue the KV cache of its parent (N, F), a beam of the same sentence."""
+    """Reorder the KV cache: every beam continues its parent (N, F), a beam of the same sentence."""
     first_rows = torch.arange(len(parents), device=parents.device) * beams_per_sentence
     return state.reorder((first_rows.unsqueeze(1) + parents).flatten())

@@ -175,7 +175,7 @@ class BeamState:
         survives = valid & ~is_eos & (limits > self.step).unsqueeze(1)
         any_survives = survives.any(dim=1)
         self._store_truncated(beams, found.parents, ended, beams.alive & ~any_survives)
-        # A finished or dropped hypothesis leaves an empty place: no candidate of it is finite.
+        # A finished or dropped hypothesis leaves an empty beam slot: no candidate of it is finite.
         log_prob_sums = found.log_prob_sums.masked_fill(~survives, -torch.inf)
         bounds = self._upper_bounds(log_prob_sums, limits)
         alive = beams.alive & any_survives & ~self._can_stop_early(beams.sentences, bounds)
@@ -202,7 +202,7 @@ class BeamState:
         )
 
     def compact(self, beams: ActiveBeams, parents: Tensor, *, below: float) -> CompactedBeams:
-        """Drop sentences that are done, and places of the beam that are empty in all others.
+        """Drop sentences that are done, and beam slots that are empty in all others.
 
         Sentences are dropped if less than the fraction `below` of them is alive. Waits for the
         device.
@@ -259,7 +259,7 @@ class BeamState:
     def _store_finished(
         self, beams: ActiveBeams, found: _BeamCandidates, ended: Tensor, active_beams: Tensor
     ) -> None:
-        """Store the hypotheses that ended with EOS and close their places in the beam."""
+        """Store the hypotheses that ended with EOS and close their beam slots."""
         so_far = ended.cumsum(dim=1)
         others = self._arange[: ended.size(1)] + self.size  # all different, in the second half
         at = (
@@ -275,7 +275,7 @@ class BeamState:
     def _store_truncated(
         self, beams: ActiveBeams, parents: Tensor, ended: Tensor, is_stuck: Tensor
     ) -> None:
-        """Store the unfinished hypotheses of sentences that cannot continue: the limit is met."""
+        """Store the unfinished hypotheses of sentences that cannot continue: the length limit."""
         beams_per_sentence = beams.tokens.size(1)
         has_ended = (
             (parents.unsqueeze(1) == self._arange[:beams_per_sentence].unsqueeze(1))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a trace that was read from a file needs no torch
 
 REASONS = (
     "kept",  # continues in the beam
-    "beam_full",  # others took all places of the beam; cut: the score of the last of them
+    "beam_full",  # better candidates filled the beam; cut: the score of the last of them
     "finished",  # ended with EOS and is one of the n best
     "worse_finished",  # ended with EOS; cut: the normalised score of the last of the n best
     "length_cap",  # the maximum length is reached, and it is not EOS
@@ -58,7 +58,7 @@ FloatArray = NDArray[np.float64]
 class BeamTrace:
     """The tree of a beam search, a node for each candidate; parents come before their children.
 
-    Node 0 is the root: no token, parent -1, step -1. Candidates of one step stand in descending
+    Node 0 is the root: no token, parent -1, step -1. Candidates of one step are in descending
     order of their scores. A score is a sum of log-probabilities; normalised, it is divided by the
     length penalty.
     """
@@ -128,12 +128,12 @@ class _SentenceTrace:
     def __init__(self) -> None:
         self.nodes = [_Node(-1, -1, 0.0, 0.0, -1)]
         self.reasons, self.cuts = [KEPT], [math.nan]
-        self.slots: list[int] = [0]  # the node of each place in the beam, -1 for an empty one
+        self.slots: list[int] = [0]  # the node of each beam slot, -1 for an empty one
         self.latest: dict[tuple[int, int], int] = {}  # (place, token) -> node of the last step
         self.masked: dict[int, int] = {}  # node -> tokens that were forbidden after it
 
     def add(self, node: _Node, place: int, reason: int, cut: float) -> None:
-        """Append a candidate of the hypothesis at a place of the beam."""
+        """Append a candidate of the hypothesis in a beam slot."""
         self.latest[place, node.token] = len(self.nodes)
         self.nodes.append(node)
         self.reasons.append(reason)
@@ -395,15 +395,15 @@ class _RankedCandidates(NamedTuple):
 
 
 def _search_order(candidate: _Candidate) -> tuple[float, int, int]:
-    """Return the key by which the search ranks: of equal ones the lower token, then place."""
+    """Return the key by which the search ranks; ties by lower token, then parent beam."""
     return (-candidate.total, candidate.token, candidate.place)
 
 
 def limit_nodes(trace: BeamTrace, most: int) -> BeamTrace:
     """Return a trace of at most so many nodes; the paths of the n best always stay.
 
-    Leaves go first that lost their place in the beam, those with the lowest scores first, then
-    other leaves in the same order, and then what became a leaf by that.
+    Pruned leaves are removed first, those with the lowest scores first, then other leaves in the
+    same order, and then what became a leaf by that.
     """
     excess = len(trace) - most
     if excess <= 0:

@@ -4,8 +4,8 @@ A token is allowed if some completion within the remaining tokens fulfils all co
 known exactly:
 
 - `Require`, `Forbid` and `Regex` are one minimal DFA over classes of characters (their product).
-- `EqualLength` and `Punctuation` say which characters may stand at a position. A table holds the
-  least number of tokens from each (state of the DFA, position) to an accepted end.
+- `EqualLength` and `Punctuation` determine the characters allowed at a position. A table holds
+  the least number of tokens from each (state of the DFA, position) to an accepted end.
 - `Mirror` and `NoCopy` remember characters, so their automata have a state for each assignment of
   characters to positions. It is never built: the table bounds from below, and a memoized search
   looks for one completion. With one character per token, characters that no constraint tells apart
@@ -115,7 +115,7 @@ class CompiledConstraints:
 
     def _compile(self, expressions: list[tuple[Expression, bool]]) -> None:
         """Build the DFA, and the state that each token leads to from each state."""
-        if self.vocabulary.strip:  # the decoder strips what stands at the ends
+        if self.vocabulary.strip:  # the decoder strips white space at the ends
             solid = Characters(whitespace().complement())
             more = Alternation((EMPTY, Concatenation((ANYTHING, solid))))
             stripped = Alternation((EMPTY, Concatenation((solid, more))))
@@ -193,7 +193,7 @@ class SentenceConstraints:
         self.compiled, self.source = compiled, source
         self.needs_check = compiled.remembers
         vocabulary = compiled.vocabulary
-        # Characters that may not stand at a free position; the last number is past a token's end.
+        # Characters that are not allowed at a free position; the last number is past a token's end.
         self._blocked = np.zeros(len(vocabulary.characters) + 1, dtype=bool)
         if compiled.no_copy:
             self._block(each for each in source if not is_mark(each))
@@ -210,7 +210,7 @@ class SentenceConstraints:
         # Positions from here on are alike.
         self._steady = len(source) if compiled.equal_length else self._first_end
         self._known_kinds = dict[Any, IntArray]()
-        # Whether every character may stand at every position.
+        # Whether every character is allowed at every position.
         self._is_open = not self._forced and not compiled.remembers and not self._blocked.any()
         self._tokens_left = self._shared_table() if self._is_open else self._build_table()
         self._known = dict[Any, bool]()
@@ -318,7 +318,7 @@ class SentenceConstraints:
     def _allowed_by_position(
         self, position: int, state: AutomatonState | None = None, *, first: bool = False
     ) -> BoolArray:
-        """Return the tokens whose characters may stand from a position on, (V,)."""
+        """Return the tokens whose characters are allowed from a position on, (V,)."""
         vocabulary = self.compiled.vocabulary
         table = vocabulary.first_table if first else vocabulary.table
         if self._is_open:
@@ -522,7 +522,7 @@ class SentenceConstraints:
         if is_compact and tokens.size:
             vocabulary = self.compiled.vocabulary
             characters = vocabulary.table.characters[tokens, 0]
-            # A character that stands in the text already is like no other.
+            # A character that occurs in the text already is not interchangeable.
             taken = [vocabulary.numbers[each] for each in state.owners]
             kinds = np.where(
                 np.isin(characters, taken), -1 - characters, self.compiled.classes[characters]

@@ -150,7 +150,7 @@ class _Parser:
         self.pattern, self.at = pattern, 0
 
     def error(self, must: str, fix: str, at: int | None = None) -> ConfigError:
-        """Return the error for what stands at a position of the pattern."""
+        """Return the error for a position of the pattern."""
         at = self.at if at is None else at
         found = repr(self.pattern[at : at + 8]) if at < len(self.pattern) else "the end"
         return ConfigError(

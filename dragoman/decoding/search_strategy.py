@@ -78,7 +78,7 @@ class SearchStrategy(Protocol):
 class TokenConstraints(Protocol):
     """Which tokens may follow in one row: `SentenceConstraints` or `NoRepeatNgram`."""
 
-    needs_check: bool  # whether `allowed` is not enough, and `can_complete` must be asked
+    needs_check: bool  # whether `allowed` is not enough, and `can_complete` must be called
     reason: str  # what a beam trace calls a token that it forbids
 
     def start(self) -> Any:
@@ -230,7 +230,7 @@ def mask_invalid_tokens(logits: Tensor, *, forced: IntArray, step: int, min_leng
 class ConstrainedRows:
     """The constraints of sentences, applied to rows that are each in a state of its sentence's.
 
-    A row without a state (None) is not constrained: nobody reads it.
+    A row without a state (None) is not constrained: its result is not used.
     """
 
     def __init__(self, constraints: Sequence[TokenConstraints], max_lengths: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ CHECKS: dict[str, Check] = {
     "causality": model_checks.check_causality,
     "source padding": model_checks.check_source_padding,
     "target padding": model_checks.check_target_padding,
-    "batch neighbors": model_checks.check_batch_neighbors,
+    "batch independence": model_checks.check_batch_independence,
     "bfloat16": engine_checks.check_bfloat16,
     "int8": engine_checks.check_int8,
     "native engine": engine_checks.check_native_engine,

@@ -131,7 +131,7 @@ def check_target_padding(subject: ModelUnderTest) -> Measurement:
 
 
 @torch.inference_mode()
-def check_batch_neighbors(subject: ModelUnderTest) -> Measurement:
+def check_batch_independence(subject: ModelUnderTest) -> Measurement:
     """Compare the forward pass of each sentence in a batch and alone."""
     errors = []
     for pairs in subject.pairs():

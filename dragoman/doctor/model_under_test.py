@@ -71,7 +71,7 @@ class TokenPairs(NamedTuple):
 
 
 class ModelUnderTest:
-    """A model under examination; `load` makes it, and is not called again where it fails."""
+    """A model under test; `load` builds it, and is not called again after it failed."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ def check_golden_vectors(subject: TaskModelUnderTest) -> Measurement:
     return Measurement(max(errors), subject.tolerance, f"{len(cases)} inputs")
 
 
-def check_batch_neighbors(subject: TaskModelUnderTest) -> Measurement:
+def check_batch_independence(subject: TaskModelUnderTest) -> Measurement:
     """Compare outputs of single inputs with those of the inputs in one batch, in two orders."""
     inputs, alone = subject.inputs, subject.single_outputs
     together = subject.outputs(inputs)
@@ -140,7 +140,7 @@ TASK_CHECKS: dict[str, TaskCheck] = {
     "finite weights": check_finite_weights,
     "vocabularies and labels": check_text_files,
     "golden vectors": check_golden_vectors,
-    "batch neighbors": check_batch_neighbors,
+    "batch independence": check_batch_independence,
     "repeatable": check_repeatable,
     "bfloat16": check_bfloat16,
 }

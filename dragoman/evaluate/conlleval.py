@@ -2,8 +2,8 @@
 
 Conlleval is the scorer of the CoNLL shared tasks (Tjong Kim Sang and Buchholz 2000). A span is
 right if its first and last token and its type are. Illegal tags are repaired, in references and
-predictions alike, as `dragoman.text.tag_schemes.find_spans` says; stricter scorers, such as seqeval
-in its strict mode, drop such spans and return other scores.
+predictions alike, as `dragoman.text.tag_schemes.find_spans` defines; stricter scorers, such as
+seqeval in its strict mode, drop such spans and return other scores.
 """
 
 from __future__ import annotations

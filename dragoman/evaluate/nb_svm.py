@@ -49,12 +49,12 @@ class BinaryRows:
     width: int
 
     def dot(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the product with a vector (V,), for every row: (N,)."""
+        """Return the product of the matrix and a vector (V,): (N,)."""
         sums = np.concatenate([[0.0], np.cumsum(weights[self.columns])])
         return sums[self.starts[1:]] - sums[self.starts[:-1]]
 
     def transposed_dot(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the product of the transposed rows with a vector (N,): (V,)."""
+        """Return the product of the transposed matrix and a vector (N,): (V,)."""
         repeated = np.repeat(values, np.diff(self.starts))
         sums = np.bincount(self.columns, weights=repeated, minlength=self.width)
         return sums.astype(np.float64, copy=False)
@@ -182,7 +182,7 @@ class NBSVM:
             raise DataError(
                 "NB-SVM must be trained on two labels or more",
                 found=", ".join(self.labels) or "none",
-                fix="give texts of another label",
+                fix="add texts of another label",
             )
         self._features = NgramVectorizer(map(split_words, texts))
         rows = self._features.training_rows

@@ -121,4 +121,4 @@ def _common_counts(owners: NDArray[np.int64], ngrams: NDArray[np.int64], count: 
     columns = _number(ngrams * pairs.size + occurrence)
     has = np.zeros((count, int(columns.max()) + 1), dtype=np.float32)
     has[owners, columns] = 1.0
-    return (has @ has.T).astype(np.float64)  # exact: whole numbers below 2**24
+    return (has @ has.T).astype(np.float64)  # exact: integers below 2**24

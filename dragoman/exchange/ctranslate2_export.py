@@ -94,11 +94,7 @@ def vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
     if len(set(pieces)) != len(pieces):
         twice = next(piece for piece in pieces if pieces.count(piece) > 1)
         raise ConfigError(
-            [
-                export_problem(
-                    PROGRAM, "every piece must have a spelling of its own", f"{twice!r} twice"
-                )
-            ]
+            [export_problem(PROGRAM, "every token must have a distinct string", f"{twice!r} twice")]
         )
     return pieces
 

@@ -134,7 +134,7 @@ def require_close_log_probs(error: float, *, exact: bool) -> float:
     most = LOG_PROB_TOLERANCE if exact else 1e3 * LOG_PROB_TOLERANCE
     if not error <= most:
         raise CorruptError(
-            f"an export must give the log-probabilities of the golden sentences within {most:g}",
+            f"an export must reproduce the golden log-probabilities within {most:g}",
             found=f"{error:.4f} off",
             fix="nothing was kept; use the native engine, and please report the model's settings",
         )
@@ -146,8 +146,8 @@ def require_parity(parity: Parity) -> None:
     require_close_log_probs(parity.difference, exact=True)
     if parity.equal_fraction < MIN_EQUAL_FRACTION:
         raise CorruptError(
-            "an export must write what the model writes, "
-            f"in {100 * MIN_EQUAL_FRACTION:.0f} % of the sentences at least",
+            "an export must produce the same output as the model "
+            f"for at least {100 * MIN_EQUAL_FRACTION:.0f} % of the sentences",
             found=f"{parity.equal} of {parity.sentences} equal",
             fix="nothing was kept; use the native engine, and please report the model's settings",
         )

@@ -1,6 +1,6 @@
 """Read and validate a Hugging Face directory of a Marian or Pegasus model: untrusted input.
 
-Everything that config.json says is validated and compared with the headers of the weights before
+Everything in config.json is validated and compared with the headers of the weights before
 anything is allocated in proportion to it. Links, pipes and pickles are not opened.
 """
 
@@ -149,7 +149,7 @@ def read_vocabulary(path: Path, size: int) -> dict[str, int]:
     for token, number in listed.items():
         if type(number) is not int or not 0 <= number < size:
             raise BundleError(
-                f"{path} must give each token an id below {size}",
+                f"{path} must assign each token an id below {size}",
                 found=f"{number!r:.60} for {token!r:.60}",
                 fix=RETRY_HINT,
             )
@@ -161,7 +161,7 @@ def read_vocabulary(path: Path, size: int) -> dict[str, int]:
             ) from error
     if len(set(listed.values())) != len(listed):
         raise BundleError(
-            f"{path} must give each token an id of its own", found="one id twice", fix=RETRY_HINT
+            f"{path} must assign each token a unique id", found="one id twice", fix=RETRY_HINT
         )
     missing = [name for name in ("<pad>", "</s>", "<unk>") if name not in listed]
     if missing:
@@ -271,7 +271,7 @@ def _validate_settings(hf_config: Mapping[str, Any], kind: str, path: Path) -> d
         settings[name] = value = hf_config.get(name, default)
         if type(value) is not int or not low <= value <= high:
             problems.append(
-                f"{name} {value!r:.40} that is no whole number from {low} to {high}"
+                f"{name} {value!r:.40} that is not an integer from {low} to {high}"
                 if name in hf_config
                 else f"no {name}"
             )
@@ -323,7 +323,7 @@ def _consistency_problems(
     low, high, _ = _INTEGER_SETTINGS["vocab_size"]
     if type(size) is not int or not low <= size <= high:
         problems.append(
-            f"decoder_vocab_size {size!r:.40} that is no whole number from {low} to {high}"
+            f"decoder_vocab_size {size!r:.40} that is not an integer from {low} to {high}"
         )
     elif settings["share_encoder_decoder_embeddings"] and size != settings["vocab_size"]:
         problems.append(
@@ -400,7 +400,7 @@ def _read_headers(directory: Path) -> dict[str, tuple[Path, TensorInfo]]:
     lost = sorted(listed.keys() - found.keys())
     if lost:
         raise BundleError(
-            f"{directory / listed[lost[0]]} must hold {lost[0]!r:.120}, as {INDEX} says",
+            f"{directory / listed[lost[0]]} must hold {lost[0]!r:.120}, as listed in {INDEX}",
             found="no such weight",
             fix=RETRY_HINT,
         )
@@ -537,7 +537,7 @@ def _require_memory(
     except (OSError, ValueError, AttributeError, StopIteration):
         return
     if needed > free:
-        must = f"the memory must have room for the weights, {format_bytes(needed)}"
+        must = f"the weights must fit into memory, {format_bytes(needed)}"
         raise BundleError(
             must, found=f"{format_bytes(free)} available", fix="use a machine with more memory"
         )

@@ -142,8 +142,8 @@ def _build_model(
         for name in missing
         if "embed_positions" not in name and "embed_tokens" not in name and name != "lm_head.weight"
     ]
-    assert not rest, f"weights that were not given: {rest[:3]}"
-    assert not unexpected, f"weights that it has no place for: {unexpected[:3]}"
+    assert not rest, f"missing weights: {rest[:3]}"
+    assert not unexpected, f"unexpected weights: {unexpected[:3]}"
     _set_generation_config(theirs.generation_config, config)
     # Settings that config.json cannot express, restored by `dragoman import`.
     data = {name: getattr(config.data, name) for name in ("src_lang", "tgt_lang", "max_length")}

@@ -98,7 +98,7 @@ def max_exported_positions(config: Config) -> int:
 
 
 def _require_position_cache(slots: Sequence[StateTensor], config: Config) -> None:
-    """Raise for a model with positions whose state has no cache to tell its length."""
+    """Raise for a model with positions whose state has no cache that holds its length."""
     added = config.model.positions in ("sinusoidal", "sinusoidal_halves", "learned")
     if added and not any(slot.kind == "cache" for slot in slots):
         raise ConfigError(
@@ -162,7 +162,7 @@ def _export_graph(
             output_names=names[1],
             verbose=False,
         )
-        assert program is not None, "an export by dynamo must give a program"
+        assert program is not None, "the dynamo exporter must return a program"
         with native_path(path.parent) as folder:
             program.save(str(Path(folder, path.name)), external_data=False)
 

@@ -121,7 +121,7 @@ def raise_problems(problems: Sequence[str]) -> None:
 
 def export_problem(program: str, must: str, found: object) -> str:
     """Return one reason."""
-    return f"to be exported to {program} {must}; found {found}; {NATIVE_HINT}"
+    return f"for export to {program}, {must}; found {found}; {NATIVE_HINT}"
 
 
 def _read_stack(

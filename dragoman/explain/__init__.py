@@ -1,4 +1,4 @@
-"""Attention weights of a translation as data, as a PNG and in the terminal."""
+"""Explanations of model outputs: attention, attribution, beam traces, plots and reports."""
 
 from dragoman.explain.explanation import Explanation
 

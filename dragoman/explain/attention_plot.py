@@ -70,7 +70,7 @@ _GAP_INCHES = 0.25  # between two maps
 
 
 class AttentionView(NamedTuple):
-    """Weights (Q, K) of one head, or their mean, with what stands on the axes."""
+    """Weights (Q, K) of one head, or their mean, with the names of its axes."""
 
     weights: AttentionWeights
     rows: list[str]
@@ -190,7 +190,7 @@ def _view(
 
 
 def axis_name(explanation: Explanation, site: AttentionSite, axis: str) -> str:
-    """Return what stands on an axis: self-attention has the input of its own stack on both."""
+    """Return the name of an axis; in self-attention both axes are the input of its own stack."""
     if explanation.model.get("task") == "pairs" and axis in ("source", "target"):
         return "first sentence" if axis == "source" else "second sentence"
     if site.group == "encoder" and axis == "source":
@@ -313,7 +313,7 @@ def save_attention_map(
 ) -> None:
     """Save weights (T, S) as a heat map: a row per target token, a column per source token."""
     check_labels(weights, src_tokens, tgt_tokens)
-    assert weights is not None, "check_labels refuses it"
+    assert weights is not None, "check_labels rejects it"
     view = AttentionView(
         weights, list(tgt_tokens), list(src_tokens), "target tokens", "source tokens", "", ""
     )

@@ -10,7 +10,7 @@ without its position, and b the mean of all embeddings of its vocabulary: an ave
 | attention_x_gradient | sum of (w_s dz_t/dw_s)+ of cross-attention: what reading s adds   | T     |
 | input_x_gradient     | x_s . df_t/dx_s: the change, to first order, if it fades out     | T     |
 | integrated_gradients | (x_s - b) . df_t/dx_s, averaged on the straight path from b to x | T n   |
-| value_zeroing        | how far the last hidden state turns if nobody reads s's values   | S + T |
+| value_zeroing        | cosine distance of the last hidden state with s's values zeroed  | S + T |
 | occlusion            | f_t - f_t with x_s = b: what is lost without the token           | S + T |
 
 The cost is in backward passes, or forward passes for the last two. `attention_x_gradient` and
@@ -42,7 +42,7 @@ from dragoman.explain.teacher_forcing import (
 from dragoman.layers.embedding import Embedding
 from dragoman.models.prefix_lm import PrefixLM
 
-GRADIENT_METHODS = ("attention_x_gradient", "input_x_gradient")  # from one backward pass a token
+GRADIENT_METHODS = ("attention_x_gradient", "input_x_gradient")  # from one backward pass per token
 METHODS = (*GRADIENT_METHODS, "integrated_gradients", "value_zeroing", "occlusion")
 ARRAY_PREFIXES = {
     "attention_x_gradient": "axg",
@@ -219,7 +219,7 @@ def _attention_products(forced: ForcedTarget, gradients: TargetGradients) -> Tok
 
 
 def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> TokenAttribution:
-    r"""Return the gradients averaged on the way from average words to the real ones.
+    r"""Return the gradients averaged on the path from the mean embedding to the real ones.
 
     .. math:: a_{ts} = (x_s - b)^\top \int_0^1
         \frac{\partial f_t(b + \alpha (x - b))}{\partial x_s}\, d\alpha
@@ -279,7 +279,7 @@ def occlusion(forced: ForcedTarget) -> TokenAttribution:
 
 @torch.no_grad()
 def value_zeroing(forced: ForcedTarget) -> TokenAttribution:
-    r"""Return how far each last hidden state turns when a token's values are zero.
+    r"""Return the cosine distance of each last hidden state with a token's values zeroed.
 
     .. math:: a_{ts} = 1 - \cos(h_t,\, h_t^{\neg s})
 
@@ -416,7 +416,7 @@ def _weighted_sum(parts: list[_Embeddings], weights: list[float]) -> _Embeddings
 def _by_token(forced: ForcedTarget, effect: Callable[[Tensor], Tensor]) -> _Embeddings:
     """Return `effect` of every token, (T, S) and (T, T), in batches of bounded memory.
 
-    `effect` takes places (n,), source tokens before target tokens, and returns (n, T).
+    `effect` takes positions (n,), source tokens before target tokens, and returns (n, T).
     """
     device = forced.tgt_in.device
     places = torch.arange(forced.src_length + forced.tgt_length, device=device)

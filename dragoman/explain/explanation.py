@@ -56,7 +56,7 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The model's distribution at one target position, and the token that stands there."""
+    """The model's distribution at one target position, and the token there."""
 
     id: int
     logprob: float
@@ -294,7 +294,7 @@ class Explanation:
     def to_dict(self, budget: int | None = DEFAULT_BUDGET) -> dict[str, Any]:
         """Return everything as JSON values in at most `budget` bytes; None for no limit.
 
-        What does not fit is pooled or left out, and `limits` says what.
+        What does not fit is pooled or left out, and `limits` lists what.
         """
         from dragoman.explain.json_budget import encode_explanation
 

@@ -244,7 +244,7 @@ def describe_penalty(penalty: LengthPenalty) -> str:
 
 
 def describe_model(model: EncoderDecoder, tokenizers: Tokenizers, config: Config) -> dict[str, Any]:
-    """Return what an explanation says about its model."""
+    """Return the description of a model in its explanations."""
     return {
         "task": "translate",
         "name": config.recipe or "",

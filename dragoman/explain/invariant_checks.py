@@ -1,4 +1,4 @@
-"""Check that an explanation says what the model computed.
+"""Check that an explanation matches what the model computed.
 
 Every check returns sentences, none if it holds. `check_explanation` reads the explanation alone;
 `check_against_model` runs the model again, with hooks of PyTorch on its modules, on a path that
@@ -227,7 +227,7 @@ def _check_weights(
             error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
             if error > OUTPUT:
                 sites = ", ".join(located.site.id for located in parts)
-                yield f"I2: {sites} must give the output of {path}; found {error:.2g} off"
+                yield f"I2: {sites} must add up to the output of {path}; found {error:.2g} off"
             yield from _check_contributions(
                 explanation, attentions[path], records[path].values[0], parts, src.size(1)
             )

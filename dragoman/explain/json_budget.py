@@ -1,4 +1,4 @@
-"""Cut the JSON form of an explanation to a budget of bytes, and say what was cut."""
+"""Cut the JSON form of an explanation to a budget of bytes, and record what was cut."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class EncodedExplanation:
         return pool_edges(length, factor, self._words(axis))
 
     def _apply_pools(self, pools: Mapping[str, Pool], factor: int, room: int) -> None:
-        """Pool matrices, and keep the strongest heads exact beside them while there is room."""
+        """Pool matrices, and keep the strongest heads exact beside them if they fit."""
         exact = dict[str, Array]()
         for head in self._strongest_heads():
             name, weights = f"{head.name}.w", self.arrays.get(f"{head.site}.w")

@@ -57,8 +57,8 @@ _NOTES = {
     "sinusoidal": "Sines and cosines of the position are added to the embeddings.",
     "learned": "A trained vector for each position is added to the embeddings.",
     "recurrent": "An RNN reads the tokens one after another; it needs no positions.",
-    "convolution": "Convolutions see a window of neighbors; there are no positions.",
-    "none": "Nothing tells the order of the tokens but the causal mask of the decoder.",
+    "convolution": "Convolutions read a window of adjacent tokens; there is no position encoding.",
+    "none": "There is no position encoding; only the decoder's causal mask depends on the order.",
     RotaryEmbedding: "Queries and keys are rotated by their positions. A curve is the score of "
     "the sentence's mean query and mean key at a distance.",
     AlibiBias: "A penalty that grows with the distance is added to the scores, steeper in some "

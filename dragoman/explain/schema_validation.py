@@ -6,8 +6,8 @@ know raise an error instead of being ignored.
 
 The schema knows types and ranges of single values. A page or a report also follows references: a
 head's site, a node's parent, a token's span of the text. A file may claim any of them, so
-`find_inconsistencies` follows them first. That an explanation says what its model computed is
-checked by `invariant_checks.py`.
+`find_inconsistencies` follows them first. That an explanation matches what its model
+computed is checked by `invariant_checks.py`.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def find_inconsistencies(values: Mapping[str, Any], arrays: Mapping[str, Array])
         yield f"steps must be as many as target tokens; found {steps} and {tokens}"
     for key in values["pieces"]:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            yield f"keys of pieces must be ids of tokens; found {key!r:.40}"
+            yield f"keys of pieces must be token ids; found {key!r:.40}"
             break
     yield from _check_sites(values, arrays)
     if values["beam"] is not None:

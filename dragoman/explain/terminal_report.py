@@ -84,7 +84,7 @@ def render_attention(
     such columns are numbered, and the numbers are explained at the end.
     """
     check_labels(weights, src_tokens, tgt_tokens)
-    assert weights is not None, "check_labels refuses it"
+    assert weights is not None, "check_labels rejects it"
     names = [label_token(token) for token in tgt_tokens]
     columns = [label_token(token) for token in src_tokens]
     is_numbered = any(joins_letters(column) for column in columns)

@@ -1,4 +1,4 @@
-"""Where each token stands in its text: spans that tile it, words, graphemes and direction."""
+"""Spans of tokens, which tile their text; words, graphemes and direction."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def find_token_spans(
 def _find_ends(text: str, tokens: Sequence[str], special: Sequence[bool]) -> list[int]:
     """Return where each token ends in a text; a token that is not there ends where it begins."""
     ends, at = list[int](), 0
-    waiting = list[int]()  # unknown tokens, which get what stands before the next known one
+    waiting = list[int]()  # unknown tokens, which get the text before the next known one
     rest = b""  # of a character: the bytes after those that tokens had
     for number, token in enumerate(tokens):
         if special[number]:

@@ -1,6 +1,6 @@
 """One self-contained HTML file of the explorer page with one explanation.
 
-Browsers refuse module imports from `file://`, so the page's ES modules are concatenated, in the
+Browsers block module imports from `file://`, so the page's ES modules are concatenated, in the
 order of their imports, into one inline module script. That needs modules of a simple form, which
 `read_modules` checks: `import { a, b } from './x.js';`, declarations exported where they stand, no
 import cycles and no top-level name twice. Scripts and styles are allowed by their hashes only.

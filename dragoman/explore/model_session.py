@@ -297,7 +297,7 @@ class ExplorerSession:
         """Return the predictor; raise RequestError for an explanation of another model."""
         predictor = self._require_predictor()
         if entry.is_foreign:
-            if self._digest is None:  # only an explanation tells the digest of a model
+            if self._digest is None:  # only an explanation has the digest of a model
                 self.explain(ExplainRequest(text=entry.request.text))
             if entry.explanation.model.get("digest") != self._digest:
                 raise RequestError(

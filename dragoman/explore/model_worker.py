@@ -23,7 +23,7 @@ class WorkCancelledError(Exception):
 
 
 class Cancellation:
-    """Whether a piece of work should stop: its client is gone or its time is over."""
+    """Whether a job should stop: its client is gone or its time is over."""
 
     def __init__(self, seconds: float = REQUEST_SECONDS) -> None:
         self._event = threading.Event()

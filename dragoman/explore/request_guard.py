@@ -1,7 +1,7 @@
 """Security of the served explorer: checks of Host and Origin, security headers, error responses.
 
 The page has no accounts, so it must not be usable from elsewhere: names other than this machine's
-are refused (DNS rebinding), requests of other sites are refused (Origin), nothing may be embedded
+are rejected (DNS rebinding), requests of other sites are rejected (Origin), nothing may be embedded
 or read across origins, and scripts come from this server only. No text is logged.
 """
 
@@ -69,9 +69,9 @@ class RequestGuard:
             await send(message)
 
         try:
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await error_response(refusal)(scope, receive, send_guarded)
+            rejection = self._rejection(scope)
+            if rejection is not None:
+                await error_response(rejection)(scope, receive, send_guarded)
             else:
                 await self._app(scope, receive, send_guarded)
         except (ClientDisconnect, WorkCancelledError):
@@ -82,8 +82,8 @@ class RequestGuard:
                 bug = RequestError(500, BUG_SENTENCE)
                 await error_response(bug)(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> RequestError | None:
-        """Return why a request is refused, or None."""
+    def _rejection(self, scope: Scope) -> RequestError | None:
+        """Return why a request is rejected, or None."""
         headers = _single_headers(scope)
         host = headers.get(b"host")
         if host is None or not self._is_own_host(host):
@@ -128,7 +128,7 @@ def _is_address(name: str) -> bool:
 
 
 def _single_headers(scope: Scope) -> dict[bytes, str]:
-    """Return the headers; a name that occurs twice is refused by an impossible value."""
+    """Return the headers; a name that occurs twice is rejected by an impossible value."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
         key = name.lower()

@@ -41,7 +41,7 @@ _FORBIDDEN = re.compile("[\x00\ud800-\udfff]")
 
 
 class RequestError(Exception):
-    """A request that is refused: an HTTP status and one sentence."""
+    """A request that is rejected: an HTTP status and one sentence."""
 
     def __init__(self, status: int, sentence: str, *, retry_after: int | None = None) -> None:
         super().__init__(sentence)
@@ -87,11 +87,11 @@ class Region:
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; raise RequestError for anything else."""
 
-    def refuse_constant(name: str) -> None:
+    def reject_constant(name: str) -> None:
         raise ValueError(name)
 
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
+        value = json.loads(body.decode("utf-8"), parse_constant=reject_constant)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise RequestError(400, "The body must be JSON in UTF-8; found something else.") from None
     if not isinstance(value, dict):
@@ -103,7 +103,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def read_explain_request(body: Mapping[str, Any]) -> ExplainRequest:
     """Return a checked request of `explain`."""
-    _refuse_unknown(body, set(ExplainRequest.__dataclass_fields__))
+    _reject_unknown(body, set(ExplainRequest.__dataclass_fields__))
     text = _read_text(body, "text")
     if not text.strip():
         raise RequestError(400, "The text must hold at least one character; found none.")
@@ -123,7 +123,7 @@ def read_explain_request(body: Mapping[str, Any]) -> ExplainRequest:
 
 def read_branch_request(body: Mapping[str, Any], *, num_steps: int) -> tuple[int, int]:
     """Return the step and the token id of a branch."""
-    _refuse_unknown(body, {"step", "token"})
+    _reject_unknown(body, {"step", "token"})
     if num_steps < 1:
         raise RequestError(400, "This explanation has no decoding step from which to branch.")
     return _read_int(body, "step", 0, num_steps - 1), _read_int(body, "token", 0, _MAX_ID)
@@ -136,7 +136,7 @@ def read_off_request(
 
     `sites` has the number of heads of each site.
     """
-    _refuse_unknown(body, {"heads"})
+    _reject_unknown(body, {"heads"})
     heads = list(_read_heads(body, "heads"))
     for head in heads:
         site, _, number = head.rpartition(".")
@@ -152,7 +152,7 @@ def read_off_request(
 
 def read_attribute_request(body: Mapping[str, Any]) -> str:
     """Return the attribution method."""
-    _refuse_unknown(body, {"method"})
+    _reject_unknown(body, {"method"})
     method = body.get("method")
     if not isinstance(method, str) or method not in METHODS:
         found = repr(method) if isinstance(method, str) else _type_name(method)
@@ -162,7 +162,7 @@ def read_attribute_request(body: Mapping[str, Any]) -> str:
 
 def read_region(query: Mapping[str, str]) -> Region:
     """Return the region that a query string names: `h=2&q=0-63&k=0-63`."""
-    _refuse_unknown(query, {"h", "q", "k"})
+    _reject_unknown(query, {"h", "q", "k"})
     head = query.get("h")
     if head is not None and not re.fullmatch(r"\d{1,4}", head):
         raise RequestError(400, f"h must be the number of a head; found {head!r:.40}.")
@@ -179,7 +179,7 @@ def _read_range(name: str, written: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _refuse_unknown(body: Mapping[str, Any], known: set[str]) -> None:
+def _reject_unknown(body: Mapping[str, Any], known: set[str]) -> None:
     for name in body:
         if name not in known:
             raise RequestError(
@@ -214,7 +214,7 @@ def _read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         found = str(value) if type(value) is int else _type_name(value)
         raise RequestError(
-            400, f"{name} must be a whole number from {low} to {high}; found {found:.40}."
+            400, f"{name} must be an integer from {low} to {high}; found {found:.40}."
         )
     return value
 

@@ -91,7 +91,7 @@ def build_app(session: ExplorerSession, *, host: str = "127.0.0.1", port: int = 
             route(f"{explanation}/effects", routes.effects, "POST"),
         ],
         exception_handlers={
-            RequestError: _answer_refusal,
+            RequestError: _answer_request_error,
             HTTPException: _answer_http_error,
             Exception: _answer_bug,
         },
@@ -173,7 +173,7 @@ class Routes:
         self._streams += 1
         stream = EffectsStream(self._session, entry)
         try:
-            # The first line is awaited here, so that a refusal has its status.
+            # The first line is awaited here, so that a rejection has its status.
             first = await _until_disconnect(request, stream.next_line(), stream.cancellation)
         except BaseException:
             self._close(stream)
@@ -203,7 +203,7 @@ class Routes:
 
 
 class EffectsStream:
-    """The exact effects of all heads as lines of JSON; each head is a piece of work of its own.
+    """The exact effects of all heads as lines of JSON; each head is a separate job.
 
     Other requests run in between. The context keeps the generator's context variables from them.
     """
@@ -365,7 +365,7 @@ def _has_etag(request: Request, etag: str) -> bool:
     ]
 
 
-async def _answer_refusal(request: Request, error: Exception) -> Response:
+async def _answer_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), f"found {type(error).__name__}"
     return error_response(error)
 

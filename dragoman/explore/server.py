@@ -124,7 +124,7 @@ def quiet_logs() -> None:
 
 
 class ExplorerServer(uvicorn.Server):
-    """A server that says when it answers, and cancels running work before it stops."""
+    """A server that signals when it is ready, and cancels running jobs before it stops."""
 
     def __init__(
         self, config: uvicorn.Config, session: ExplorerSession, started: Callable[[], None]

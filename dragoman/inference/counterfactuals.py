@@ -1,4 +1,4 @@
-"""What a file of an explanation answers without its model: branches, and heads switched off.
+"""Interventions stored in an explanation file: branches, and heads switched off.
 
 A branch takes another token at a step and decodes the rest again. Its output is compared with the
 explained one token by token: kept, changed or new.
@@ -114,8 +114,8 @@ def _written(hypothesis: Hypothesis) -> list[int]:
 class TokenChanges:
     """How one output became another.
 
-    A token of the new output is kept if it stands in the old one too, changed if it replaces
-    tokens of the old one, and new if nothing stood there.
+    A token of the new output is kept if the old one has it too, changed if it replaces tokens
+    of the old one, and new if it replaces none.
     """
 
     states: list[TokenState]  # of each token of the new output

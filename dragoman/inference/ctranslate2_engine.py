@@ -88,8 +88,7 @@ class CTranslate2Engine:
             )
         }
         if _beam_size(request.strategy) > 1:
-            # A hypothesis beyond its row's limit took a place in the beam; a greedy one is only
-            # cut.
+            # A hypothesis beyond its row's limit took a beam slot; a greedy one is only cut.
             invalid_rows |= {
                 row
                 for row in rows

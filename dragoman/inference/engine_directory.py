@@ -216,7 +216,7 @@ def _check_size(path: Path, most: int) -> None:
 def _sync_files(folder: Path) -> dict[str, FileRecord]:
     """Sync every file below a folder, and return their records."""
     records = {}
-    mode = os.stat(folder).st_mode & 0o666  # as the umask says: some libraries write 0o600
+    mode = os.stat(folder).st_mode & 0o666  # by the umask: some libraries write 0o600
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         os.chmod(path, mode)
         descriptor = os.open(path, os.O_RDONLY)

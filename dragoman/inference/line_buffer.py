@@ -16,7 +16,7 @@ from dragoman.inference.line_segments import iter_texts
 
 FIRST_BUFFER_LINES = 32  # lines that are read before the first translations
 MAX_BUFFER_CHARS = 1 << 22  # so that a buffer of long lines does not fill the memory
-# If nothing tells whether more lines are available, each buffer is this many times as large as the
+# If it is unknown whether more lines are available, each buffer is this many times as large as the
 # last, and from so many lines on the next buffer is read while the last is translated.
 _BUFFER_GROWTH = 8
 _STEADY_BUFFER_LINES = 256
@@ -87,7 +87,7 @@ class LineBuffers(Generic[LineT]):
 
 
 def get_ready_check(lines: Iterable[Any]) -> Callable[[], bool] | None:
-    """Return a function that tells whether the next line is available; None if unknown."""
+    """Return a function for whether the next line is available; None if unknown."""
     own = getattr(lines, "ready", None)
     if callable(own):
         return own

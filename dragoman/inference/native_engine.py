@@ -1,7 +1,7 @@
 """The native engine: Dragoman's search over Dragoman's model. It supports every request.
 
 It chooses how a model runs: the C++ kernels or PyTorch on a CPU, CUDA graphs on a GPU, or the model
-itself if somebody records or edits it.
+itself if its attention is recorded or edited.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def evaluate_task(
         raise ConfigError(
             [
                 f"a model of the task {task.name} is evaluated on labelled files; "
-                "found none; give --test FILE"
+                "found none; pass --test FILE"
             ]
         )
     if not len(store):

@@ -266,7 +266,7 @@ class TranslationExplainer(abc.ABC):
     def branch(
         self, explanation: Explanation, step: int, token: int, **options: Any
     ) -> Explanation:
-        """Explain what follows if another token stands at a step; the tokens before it stay.
+        """Explain the output with another token at a step; the tokens before it stay.
 
         It is a search with the explanation's beam and length penalty, and with the same heads off.
         """

@@ -183,7 +183,7 @@ def _integer_problems(name: str, value: Any) -> Iterator[str]:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        yield f"{name} must be a whole number; found {value!r:.60}; try {max(minimum, 1)}"
+        yield f"{name} must be an integer; found {value!r:.60}; try {max(minimum, 1)}"
     elif int(value) < minimum:
         yield f"{name} must be at least {minimum}; found {value}; try {max(minimum, 1)}"
     elif maximum is not None and int(value) > maximum:
@@ -199,7 +199,7 @@ def _prefix_problems(prefix: Any, prefix_ids: Any) -> Iterator[str]:
         return
     wrong = [each for each in prefix_ids if isinstance(each, bool) or not isinstance(each, int)]
     if wrong:
-        yield f"prefix_ids must be whole numbers; found {wrong[0]!r:.60}; write [5, 6]"
+        yield f"prefix_ids must be integers; found {wrong[0]!r:.60}; write [5, 6]"
     if prefix_ids and isinstance(prefix, str) and prefix.strip():
         yield (
             f"prefix and prefix_ids exclude each other; found {prefix!r:.60} and "

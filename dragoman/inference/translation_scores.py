@@ -156,7 +156,7 @@ def _target_log_probs(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> l
     log_probs = _gather_log_probs(model, rows, wanted).tolist()
     if not all(map(math.isfinite, log_probs)):
         raise DivergedError(
-            "a model must give finite log-probabilities",
+            "log-probabilities must be finite",
             found=f"{next(each for each in log_probs if not math.isfinite(each))}",
             fix="the weights are not sound: run dragoman doctor on the model",
         )

@@ -1,4 +1,4 @@
-"""Sampling and pruning of trials by Optuna, which keeps nothing itself."""
+"""Sampling and pruning of trials by Optuna, with no storage but the journal."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ SIZE = "size"
 DEFAULT_SEARCH = (SIZE, "model.dropout", "train.learning_rate", "text.vocab_size")
 LOG_SUFFIX = ":log"
 MAX_CHOICES = 100
-# Settings that all trials share: they say where a run reads and writes, how long it takes and how
-# its result is measured.
+# Settings that all trials share: they define where a run reads and writes, how long it takes and
+# how its result is measured.
 _SHARED_SECTIONS = ("data", "decode")
 _SHARED_SETTINGS = frozenset(
     f"train.{name}"
@@ -352,7 +352,7 @@ def _resolve(written: str, config: Config, problems: list[str]) -> str:
     if _is_shared(name):
         problems.append(
             f"--search needs a setting that may differ between trials; found {name}, which all "
-            f"trials share; give it once by --set {name}=…"
+            f"trials share; set it once by --set {name}=…"
         )
         return ""
     return name
@@ -432,8 +432,8 @@ def _parse_range(name: str, values: str, problems: list[str]) -> SearchParameter
     kind = None if name == SIZE else _number_type(_field(name).type)
     if kind is None:
         problems.append(
-            f"--search {name} has no range, for it is no number; found {text!r:.60}; list its "
-            f"values: {name}={'128x2,256x4' if name == SIZE else 'one,two'}"
+            f"--search {name} has no range, because it is not a number; found {text!r:.60}; list "
+            f"its values: {name}={'128x2,256x4' if name == SIZE else 'one,two'}"
         )
         return None
     try:
@@ -441,7 +441,7 @@ def _parse_range(name: str, values: str, problems: list[str]) -> SearchParameter
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(text)
     except (ValueError, TypeError, OverflowError):
-        what = "two whole numbers" if kind is int else "two numbers"
+        what = "two integers" if kind is int else "two numbers"
         problems.append(
             f"--search {name} needs a range of {what}, low..high or low..high:log; found "
             f"{text!r:.60}; for example {_example_range(name)}"

@@ -322,7 +322,7 @@ class Study:
         each = (
             f"{format_duration(self.trial_seconds)} for each trial"
             if self.trial_seconds
-            else "as many steps for each trial as given"
+            else "the configured number of steps for each trial"
         )
         self._note(f"budget: {format_duration(self.budget)}, {each}")
         width = max(len(parameter.name) for parameter in self.space)

@@ -1,4 +1,4 @@
-"""Journal of a study (journal.jsonl): one JSON line for each event, durable before work goes on.
+"""Journal of a study (journal.jsonl): one JSON line for each event, durable before the next step.
 
     {"event": "study", …}     first: search space, metric, base configuration, files
     {"event": "start", …}     a trial begins, or begins again after its process ended
@@ -45,7 +45,7 @@ class TrialRecord:
     seconds: float = 0.0  # of its run so far, over all processes
     parameters: int = 0  # of its model, if known
     reason: str = ""  # why it failed or was pruned
-    crashes: int = 0  # processes that ended without a word since its last validation
+    crashes: int = 0  # processes that ended without an event since its last validation
 
 
 class TrialJournal:

@@ -60,7 +60,7 @@ def format_table(
 ) -> list[str]:
     """Return the lines of a table of trials, best first, at most `columns` wide.
 
-    Settings whose columns do not fit are only in trials.csv, and the last line says so.
+    Settings whose columns do not fit are only in trials.csv, which the last line reports.
     """
     ranked = rank_trials(trials, lower=lower)
     first = [

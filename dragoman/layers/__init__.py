@@ -1,1 +1,1 @@
-"""Layers that blocks are made of: norms, feed-forward, residual wiring, embeddings."""
+"""Layers that blocks are made of: norms, feed-forward, residual connections, embeddings."""

@@ -25,7 +25,7 @@ NORMS = Registry(
     batch=Entry(
         "dragoman.layers.norms_and_residuals:BatchNorm",
         "Batch normalization, for comparison only.",
-        exempt={"neighbours in training": "mean and variance are those of the whole batch"},
+        exempt={"batch independence in training": "mean and variance are those of the whole batch"},
     ),
 )
 

@@ -113,7 +113,7 @@ class OneHotFilterBank(nn.Module):
     """Convolution filters over one-hot words: each filter has a weight per word and offset.
 
     Johnson and Zhang (2015), "seq-CNN": no embedding between the words and the filters. The sum of
-    rows of a table replaces the product with one-hot vectors.
+    rows of a table replaces the matmul with one-hot vectors.
     """
 
     def __init__(self, vocab_size: int, *, widths: Sequence[int], filters: int) -> None:

@@ -135,7 +135,7 @@ class LinearChainCRF(TagOutput):
 
 
 class TokenSoftmax(TagOutput):
-    """A softmax at each position, independent of its neighbours: a tagger without a CRF."""
+    """A softmax at each position, independent of the others: a tagger without a CRF."""
 
     def scores(self, emissions: Tensor) -> TransitionScores:
         """Return zeros: all transitions are equally good."""

@@ -38,7 +38,7 @@ class GlyphEncoder(nn.Module):
 
     Lee et al. (2019), supplementary table: Conv(64, 3, 2, BN, ReLU) four times and FC(64). Here
     layer normalization over an image's features replaces batch normalization, so that an element
-    depends neither on its neighbors nor on padding.
+    depends neither on the other elements nor on padding.
     """
 
     def __init__(self, width: int, *, channels: int = 64, size: int = IMAGE_SIZE) -> None:

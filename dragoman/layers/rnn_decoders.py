@@ -18,7 +18,7 @@ AttendFunction = Callable[[Tensor], Tensor]  # from a query (B, D) to a context 
 
 
 class AttentionDecoder(nn.Module):
-    """An RNN with attention to the memory: when it attends, and how the context vector is used."""
+    """An RNN with cross-attention: when it attends, and how the context vector is used."""
 
     supports_input_feeding = True  # whether the last output can be part of the next input
 

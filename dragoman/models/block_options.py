@@ -374,14 +374,14 @@ class RNNOptions(BlockOptions):
             if not attends and value != getattr(defaults, option):
                 yield (
                     f"{option} needs attention; found {option}={str(value).lower()} with "
-                    f"attention=none; give attention=NAME, or leave {option} out"
+                    f"attention=none; set attention=NAME, or leave {option} out"
                 )
         has_alignment = self.alignment != defaults.alignment
         if attends and has_alignment and self.attention in catalogue("alignment"):
             score = _DEFAULT_SCORES.get(self.alignment, "additive")
             yield (
                 f"a block has one alignment; found attention={self.attention} and "
-                f"alignment={self.alignment}; give one, or a score for it: attention={score}"
+                f"alignment={self.alignment}; set one, or a score for it: attention={score}"
             )
         elif attends and _score_ignores_features(
             *resolve_attention(self.attention, self.alignment)
@@ -481,8 +481,8 @@ class RNNOptions(BlockOptions):
         ):
             yield (
                 "a decoder that reads only the encoder's final states leaves its outputs unused; "
-                f"found a residual connection in '{last}' of model.encoder; give it "
-                "residual_connection=false"
+                f"found a residual connection in '{last}' of model.encoder; add "
+                "residual_connection=false to it"
             )
 
     def reads_source(self) -> bool:

@@ -101,7 +101,7 @@ def _parse_entry(text: str, setting: str, problems: list[str]) -> list[BlockSpec
     count = int(times) if times.isdecimal() and times.isascii() else 0
     if count < 1:
         problems.append(
-            f"{setting} must repeat a block a whole number of times; "
+            f"{setting} must repeat a block by a positive integer; "
             f"found {times!r} in {text!r}; for example {name}*6"
         )
     spec = BlockSpec(name, _parse_options(shape["options"] or "", text, setting, problems))
@@ -117,12 +117,12 @@ def _parse_options(
         key, equals, value = (each.strip() for each in part.partition("="))
         if not equals or not key.isidentifier() or not value:
             problems.append(
-                f"{setting} must give a block's options as name=value; "
+                f"{setting} must write the options of a block as name=value; "
                 f"found {part.strip()!r} in {text!r}; for example heads=4"
             )
         elif key in options:
             problems.append(
-                f"{setting} must give an option once; found {key!r} twice in {text!r}; keep one"
+                f"{setting} must set an option once; found {key!r} twice in {text!r}; keep one"
             )
         else:
             options[key] = _parse_value(value)

@@ -137,8 +137,8 @@ def _prefix_lm_problems(config: ModelConfig) -> Iterator[str]:
         )
     if "in_attention" in catalogue("positions")[config.positions].traits:
         yield (
-            "model.architecture=prefix_lm needs positions that are added to the embeddings, for a "
-            "source and a target position have no distance; found "
+            "model.architecture=prefix_lm needs positions that are added to the embeddings, "
+            "because a source and a target position have no distance; found "
             f"model.positions={config.positions}; try sinusoidal"
         )
     if config.window or any("window" in text for text in config.decoder):
@@ -196,7 +196,7 @@ def _convert_options(spec: BlockSpec, kind: type[BlockOptions], where: str) -> d
             renamed = RENAMED_OPTIONS.get(name)
             hint = f"it is now {renamed}" if renamed in known else kind.suggest(name, value)
             problems.append(
-                f"{where} must give {spec.name} options that it has; found {name!r} in '{spec}'; "
+                f"{where} must set options that {spec.name} has; found {name!r} in '{spec}'; "
                 f"{hint or suggest_name(name, known)}"
             )
             continue

@@ -341,7 +341,7 @@ def build_classifier(
 
 
 def initialize_classifier(classifier: ClassifierModel, model: ModelConfig) -> None:
-    """Initialize the weights, and share layers as the settings say."""
+    """Initialize the weights, and share layers according to the settings."""
     initialize_weights(classifier, DEPTH_SCALINGS[model.initialization])
     kind = SHARED_LAYER_TYPES[model.share_layers]
     if kind is not None:

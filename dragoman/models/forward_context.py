@@ -56,7 +56,7 @@ class ForwardContext:
     embedded: Tensor | None = None  # (B, T, D), the stack's input, where a block reads it
     # Of an encoder's last RNN, for Memory.final_state; at most one, the last that was appended.
     final_states: list[Tensor] = field(default_factory=list)
-    # (B, T, D) outputs of the layers of a stack, in order, where someone collects them.
+    # (B, T, D) outputs of the layers of a stack, in order, if they are collected.
     layer_outputs: list[Tensor] | None = None
 
     def add_loss(self, name: str, value: Tensor) -> None:
@@ -64,7 +64,7 @@ class ForwardContext:
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
     def add_layer_output(self, output: Tensor) -> None:
-        """Append a layer's output (B, T, D), where someone collects them."""
+        """Append a layer's output (B, T, D), if they are collected."""
         if self.layer_outputs is not None:
             self.layer_outputs.append(output)
 

@@ -69,7 +69,7 @@ def _objective_problems(config: Config, names: list[str]) -> Iterator[str]:
         )
     if objective == "permuted" and "in_attention" in catalogue("positions")[model.positions].traits:
         yield (
-            "language.objective=permuted needs positions that are added to the embeddings, for "
-            "both streams stand in one sequence; found "
+            "language.objective=permuted needs positions that are added to the embeddings, "
+            "because both streams are one sequence; found "
             f"model.positions={model.positions}; try sinusoidal"
         )

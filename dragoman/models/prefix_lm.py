@@ -24,7 +24,7 @@ class PrefixLM(EncoderDecoder):
     the target, so `encode` computes the keys and values of the source once and `decode` continues
     from them; `hidden` computes both at once. `decoder` is the stack, and `encoder` has no blocks.
 
-    Each side counts its positions from zero, and its segment embedding tells it from the other:
+    Each side counts its positions from zero, and has its own segment embedding:
     a target token's input then depends neither on the source's length nor on padding.
     """
 

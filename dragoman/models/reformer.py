@@ -181,7 +181,7 @@ class Reformer(Block):
     """Reversible layers, whose activations are recomputed in the backward pass.
 
     Kitaev et al. (2020). Both residual streams start as the block's input; the output is their
-    mean. Layers are pre-norm, whatever model.residual says, because a norm after the sum cannot be
+    mean. Layers are pre-norm, whatever model.residual is, because a norm after the sum cannot be
     inverted. Attentions are recorded as encoder.0.0.self and so on.
     """
 

@@ -27,7 +27,7 @@ class VectorEncoder(nn.Module):
     """A linear layer from the numbers of an element to the model's width.
 
     Few numbers are multiplied in float32, without the rounding of TF32 and bfloat16 matmuls: a
-    number of 0 to 100 would lose what tells the largest from the next.
+    number of 0 to 100 would lose what distinguishes the largest from the next.
     """
 
     def __init__(self, features: int, width: int) -> None:

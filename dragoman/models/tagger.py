@@ -36,7 +36,7 @@ class TaggerSizes:
 
 
 class CharacterFeatures(nn.Module):
-    """Character embeddings and the encoder that makes a word's features of them."""
+    """Character embeddings and the encoder that computes a word's features from them."""
 
     def __init__(self, vocab_size: int, width: int, encoder: CharacterEncoder) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ def build_self_attention(config: ModelConfig, *, causal: bool) -> SelfAttention:
 
 
 def build_cross_attention(config: ModelConfig, memory_width: int) -> CrossAttention:
-    """Build multi-head attention to an encoder's output (B, S, memory_width)."""
+    """Build multi-head cross-attention over an encoder's output (B, S, memory_width)."""
     return CrossAttention(
         config.width, config.heads, memory_width=memory_width, **_head_arguments(config)
     )

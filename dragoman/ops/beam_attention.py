@@ -1,6 +1,6 @@
 """Attention of a beam search step on a GPU: self-attention to the KV cache, and cross-attention.
 
-The beams of a sentence share a KV cache, and a bias says which slots are a beam's history.
+The beams of a sentence share a KV cache, and a bias masks slots outside a beam's history.
 PyTorch's fused kernels are made for many queries and take five times as long as the memory traffic
 needs. Here one program holds a head of all beams of a sentence and loads each key once. The Triton
 kernels (`triton/beam_attention_kernels.py`) are imported on first use.

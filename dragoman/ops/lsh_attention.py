@@ -81,7 +81,7 @@ def masked_exp(
     """Return exponentials of the scores (chunks, window, span), their shift, and log-sum-exp.
 
     The codes of queries (rounds, chunks, window) and of keys (rounds, chunks, span) decide which
-    pairs meet in this round, the last, and in none before.
+    pairs share a bucket in this round, the last, and in none before.
     """
     scores = scores.masked_fill_(_hidden_pairs(query_codes, key_codes, window, causal), -torch.inf)
     # Finite, so that differences are not NaN.

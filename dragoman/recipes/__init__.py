@@ -1,1 +1,1 @@
-"""One file a paper: functions that return a configuration."""
+"""Recipes: one module per paper, with functions that return a configuration."""

@@ -106,7 +106,7 @@ def li2002() -> Config:
     """Question types: BiLSTM and filters, with the fine types as a second label."""
     return Config(
         task="classify",
-        text=_words(lowercase=False),  # names and numbers tell what a question asks for
+        text=_words(lowercase=False),  # names and numbers indicate the question type
         data=DataConfig(max_length=MAX_WORDS, label_field="coarse"),  # the paper: 6 coarse classes
         classify=ClassifyConfig(
             pooling="max",  # not in the paper, which has a hierarchy of linear classifiers

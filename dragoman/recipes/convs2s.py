@@ -66,7 +66,7 @@ def gehring2017() -> Config:
 
 
 def gehring2017_wmt() -> Config:
-    """The released model for WMT 2014 English-German, 15 layers a side of up to 2048 channels."""
+    """The released model for WMT 2014 English-German, 15 layers per side of up to 2048 channels."""
     # released fconv_wmt_en_de: [(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2, for both sides
     encoder = (
         "conv(width=512)*9",

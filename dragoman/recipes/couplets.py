@@ -19,7 +19,7 @@ def couplets() -> Config:
             character_coverage=1.0,
             shared_vocab=True,  # both lines are of one language
         ),
-        data=DataConfig(max_length=100),  # the longest couplets have about 60 characters a line
+        data=DataConfig(max_length=100),  # the longest couplets have about 60 characters per line
         model=ModelConfig(
             encoder=("transformer*6",),  # Vaswani et al., section 3.1: N = 6
             decoder=("transformer*6",),  # section 3.1: N = 6
@@ -47,6 +47,6 @@ def couplets() -> Config:
             beam=4,  # section 6.1: beam size 4
             length_penalty=0.0,  # lines are of one length, which leaves nothing to correct
             max_length_ratio=1.0,  # the first line's length ...
-            max_length_extra=10,  # ... and room for a model that misses it
+            max_length_extra=10,  # ... and a margin for a model that misses it
         ),
     )

@@ -67,7 +67,7 @@ def yang2019() -> Config:
             "objective": "permuted",  # section 2.2
             "mask_rate": 1 / 6,  # section 2.3: partial prediction, K = 6
         },
-        # relative in the paper; both streams stand in one sequence here
+        # relative in the paper; both streams are one sequence here
         model={"positions": "sinusoidal"},
     )
 

@@ -74,8 +74,9 @@ def rocktaschel2016() -> Config:
         text=_words(),
         data=DataConfig(max_length=100),
         pairs=PairsConfig(
-            # The paper reads the second sentence by an LSTM that goes on where the first ended, and
-            # attends back; here self-attention over both, with an embedding of the sentence.
+            # The paper reads the second sentence by an LSTM that starts from the first's last
+            # state, and attends back; here self-attention over both, with an embedding of the
+            # sentence.
             interaction="sequence",
             pooling="mean_max",  # the paper: the last state
             classifier_width=128,

@@ -41,7 +41,7 @@ def vaswani2017_base() -> Config:
         ),
         train=TrainConfig(
             steps=100_000,  # section 5.2: 100,000 steps
-            # section 5.1: about 25,000 source and 25,000 target tokens a batch
+            # section 5.1: about 25,000 source and 25,000 target tokens per batch
             batch_tokens=25_000,
             optimizer="adam",  # section 5.3
             beta1=0.9,  # section 5.3
@@ -55,7 +55,7 @@ def vaswani2017_base() -> Config:
             average_checkpoints=5,  # section 6.1: the last 5 checkpoints
             keep_checkpoints=5,  # as many as are averaged
             final_checkpoint="last",  # section 6.1: the average of the last, not of the best
-            # section 6.1: every 10 minutes, at 0.4 seconds a step (section 5.2)
+            # section 6.1: every 10 minutes, at 0.4 seconds per step (section 5.2)
             checkpoint_every=1500,
             validate_every=1500,  # with the checkpoints
         ),
@@ -81,7 +81,7 @@ def vaswani2017_big() -> Config:
             "steps": 300_000,  # section 5.2: 300,000 steps
             "average_checkpoints": 20,  # section 6.1: the last 20 checkpoints
             "keep_checkpoints": 20,  # as many as are averaged
-            # section 6.1: every 10 minutes, at 1 second a step (section 5.2)
+            # section 6.1: every 10 minutes, at 1 second per step (section 5.2)
             "checkpoint_every": 600,
             "validate_every": 600,  # with the checkpoints
         },

@@ -321,7 +321,7 @@ def measure_corpus(corpus: Corpus, most: int = MAX_SAMPLED_PAIRS) -> CorpusSize:
         raise DataError(
             f"{' and '.join(map(str, corpus.files))} must hold text",
             found=found,
-            fix="give files with sentences in them",
+            fix="pass files with sentences in them",
         )
     # Every word and every end of sentence is at least one token, which matters for short lines.
     tokens = max(TOKENS_PER_WORD * size / BYTES_PER_WORD, words) + 2 * pairs

@@ -183,7 +183,7 @@ class OutputDirectory:
             raise BundleError(
                 f"{self.path} must hold the run whose checkpoints are averaged",
                 found=f"no {self.training / 'config.json'}",
-                fix="give a directory written by dragoman train, with its training/",
+                fix="pass a directory written by dragoman train, with its training/",
             )
 
     def require_no_run(self) -> None:

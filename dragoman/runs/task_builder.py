@@ -77,7 +77,7 @@ def prepare_task(
     generated = kind.is_generated(config)
     if not names["train"] and not generated:
         raise ConfigError(
-            ["data.train must name files; found none; give --train FILE, or --resume"]
+            ["data.train must name files; found none; pass --train FILE, or --resume"]
         )
     files = [DataFile.of(part, Path(name)) for part in ("train", "valid") for name in names[part]]
     if initial_files:

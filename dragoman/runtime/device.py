@@ -178,9 +178,6 @@ def parse_rank_variable(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
     if not text.isdecimal():
         raise ConfigError(
-            [
-                f"{name} must be a whole number; found {text!r}; start several processes with "
-                "torchrun"
-            ]
+            [f"{name} must be an integer; found {text!r}; start several processes with torchrun"]
         )
     return int(text)

@@ -18,7 +18,7 @@ RETRY_FRACTION = 0.8
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means out of memory; does not import torch.
 
-    On the CPU torch raises a RuntimeError that only its text tells apart.
+    On the CPU torch raises a RuntimeError that only its message identifies.
     """
     names = {each.__name__ for each in type(error).__mro__}  # torch.OutOfMemoryError is one
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
@@ -54,8 +54,8 @@ class BatchHalving:
         """Return the results of all rows, in order.
 
         A single row that does not fit is run by `fallback`; it raises without one, or if
-        `can_fall_back`, which is asked only then, says no. `on_halving` is called with the number
-        of rows of a batch that failed.
+        `can_fall_back`, which is called only then, returns False. `on_halving` is called with the
+        number of rows of a batch that failed.
         """
         count = len(batch)
         if count == 1 or padded_tokens(batch) <= self.max_tokens:

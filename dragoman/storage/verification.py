@@ -29,7 +29,7 @@ def verify_directory(path: Path) -> list[FileCheck]:
         raise BundleError(
             f"{path} must be a model or a run",
             found=found,
-            fix="give the directory that train wrote",
+            fix="pass the directory that train wrote",
         )
     return checks
 

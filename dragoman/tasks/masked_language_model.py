@@ -66,7 +66,7 @@ class MaskedBatch(TensorBatch):
 
 
 class TokenGuess(NamedTuple):
-    """A token that may stand in place of a mask."""
+    """A candidate token for a mask."""
 
     token: str
     probability: float
@@ -343,7 +343,7 @@ class MaskedLanguageTask(LanguageTask):
         self, model: MaskedLM, inputs: Tensor, mask: Tensor | None, masked: Tensor
     ) -> Tensor:
         """Return states (N, E) that predict the masks of rows (B, L) from the other tokens."""
-        ranks = masked.long()  # given tokens come first, then all masks, unseen by each other
+        ranks = masked.long()  # given tokens first, then the masks, which do not see each other
         if mask is not None:
             ranks = ranks.masked_fill(~mask, 2)  # padding is unseen by all
         count = int(masked.sum(dim=1).max())

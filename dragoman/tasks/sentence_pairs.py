@@ -426,7 +426,7 @@ def score_divergence(logits: Tensor, scores: Tensor, min_score: int) -> Tensor:
     .. math:: \mathrm{KL}(p \Vert \hat p), \quad
         p_i = \max(0, 1 - \lvert y - r_i \rvert)
 
-    Tai et al. (2015), equations 16 and 17: the score's neighbors among the whole numbers r share
+    Tai et al. (2015), equations 16 and 17: the two integers r nearest to the score share
     its probability, so that the expected score is y.
     """
     bins = torch.arange(logits.size(1), device=logits.device) + min_score

@@ -90,7 +90,7 @@ class Counting(SetObjective):
 
     .. math:: -\log p(y) = \lambda - y \log \lambda + \log y!
 
-    The prediction is the whole number nearest to the rate. The paper takes the distribution's mode,
+    The prediction is the integer nearest to the rate. The paper takes the distribution's mode,
     the rate rounded down, which a rate of 4.99 brings to 4.
     """
 

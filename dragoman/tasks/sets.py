@@ -434,7 +434,7 @@ def _parse_set(
     try:
         array = np.array(value, np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise _set_error(record, must, repr(value), "give every element as many numbers") from None
+        raise _set_error(record, must, repr(value), "use vectors of one length") from None
     if array.ndim == 1:
         array = array[:, None]
     if images and array.ndim == 3:
@@ -448,7 +448,7 @@ def _parse_set(
             record,
             f"must have elements of {width} numbers{where}, as the first set of training",
             f"{array.shape[1]} numbers",
-            "give every element as many numbers",
+            f"use {width} numbers in every element",
         )
     if len(array) > sets.max_size:
         raise _set_error(

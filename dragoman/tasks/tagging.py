@@ -433,7 +433,7 @@ def _read_sentence(config: Config, record: Record, fields: TagFields) -> TaggedS
             raise record.error(
                 f"must have as many values in {name!r} as in {fields.tokens!r}",
                 f"{len(values)} and {len(tokens)}",
-                "give each token one",
+                "assign one to each token",
             )
         return values
 

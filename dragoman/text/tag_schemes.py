@@ -45,7 +45,7 @@ def find_spans(tags: Sequence[str]) -> list[Span]:
 
     Illegal sequences are repaired: a span also starts at an I or E after O, after a span of another
     type, or after an E or S. For IOB1 and IOB2 these are the rules of the Perl script of
-    CoNLL-2000; B and S after E, where the script goes on, start a span here.
+    CoNLL-2000; B and S after E, where the script continues the span, start one here.
     """
     spans: list[Span] = []
     start, open_type, previous = 0, "", OUTSIDE

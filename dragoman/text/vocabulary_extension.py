@@ -1,9 +1,9 @@
 """Vocabulary extension: more tokens for a trained tokenizer, learnt from new text.
 
-Tokens are appended, so those of before keep their ids. First come characters that the vocabulary
-lacks, then byte-pair encoding (Sennrich et al. 2016) goes on where the tokenizer ends: the most
-frequent pair of neighbouring tokens becomes a token. A new token ranks behind all others: a text is
-segmented as before, and then neighbours are joined.
+Tokens are appended, so existing tokens keep their ids. First come characters that the vocabulary
+lacks, then byte-pair encoding (Sennrich et al. 2016) continues from the tokenizer: the most
+frequent pair of adjacent tokens becomes a token. A new token ranks behind all others: a text is
+segmented as before, and then adjacent tokens are merged.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _join(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _can_join(left: str, right: str) -> bool:
-    """Whether two neighbours may become one token: SentencePiece's rules when it is trained."""
+    """Whether two adjacent tokens may be merged: SentencePiece's rules in training."""
     if len(left) + len(right) > MAX_TOKEN_CHARACTERS:
         return False
     scripts = {_script(char) for char in left + right if char != SPACE_MARK} - {""}

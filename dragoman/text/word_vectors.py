@@ -35,7 +35,7 @@ def read_word_vectors(
 ) -> WordVectors:
     """Read the vectors of the words in `ids`; others are skipped without being parsed.
 
-    A line is a word and its numbers, separated by spaces. A first line of two whole numbers
+    A line is a word and its numbers, separated by spaces. A first line of two integers
     (word2vec's count and dimension) is skipped. Words may contain spaces: the numbers are the last
     columns, as many as on the first line. With `lowercase` a word that is not in `ids` is looked
     up in lower case. Of several vectors of one word the first counts. The file may be compressed
@@ -74,7 +74,7 @@ def read_word_vectors(
         raise DataError(
             f"{path} must hold word vectors",
             found="an empty file",
-            fix="give a file with one word and its numbers per line",
+            fix="pass a file with one word and its vector per line",
         )
     if not found:
         raise DataError(

@@ -142,7 +142,7 @@ class _BF16Task:
 def should_use_bf16_weights(
     config: TrainConfig, model: nn.Module, precision: Precision, device: torch.device
 ) -> bool:
-    """Whether to train with a bfloat16 compute copy, as `train.param_dtype` says.
+    """Whether to train with a bfloat16 compute copy, according to `train.param_dtype`.
 
     `auto` does so on a GPU if every block allows it. A model with buffers that training changes,
     such as the running means of batch normalization, never has a copy: the copy's changes would be

@@ -363,7 +363,7 @@ class LiveProgress:
 
 
 class _Bar:
-    """A progress bar, redrawn at most four times a second."""
+    """A progress bar, redrawn at most four times per second."""
 
     def __init__(
         self,

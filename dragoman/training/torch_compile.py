@@ -22,8 +22,8 @@ from dragoman.storage.cache_directory import cache_dir, make_private_directory
 
 logger = logging.getLogger(__name__)
 
-# Compiling takes half a minute with an empty cache, and saves 5 of 30 ms a step (base size, H200):
-# a short run would end before it gains anything.
+# torch.compile takes half a minute with an empty cache, and saves 5 of 30 ms per step (base size,
+# H200): a short run would end before it gains anything.
 MIN_STEPS, MIN_SECONDS = 10_000, 600.0
 # Variants of one block's code: masks, dtypes, special lengths. Torch's own limit is 8, and it falls
 # back to eager mode silently.
@@ -64,7 +64,7 @@ def choose_torch_compile(
 def should_use_cuda_graphs(
     config: TrainConfig, device: torch.device, *, sharded: bool = False
 ) -> bool:
-    """Whether to capture CUDA graphs, as `train.cuda_graphs` says.
+    """Whether to capture CUDA graphs, according to `train.cuda_graphs`.
 
     FSDP's collectives are never captured.
     """

@@ -134,7 +134,7 @@ class StepMetrics(NamedTuple):
 
 
 class PendingMetrics:
-    """Metrics on their way from the device."""
+    """Metrics being copied asynchronously from the device."""
 
     def __init__(self, values: Tensor) -> None:
         self._event: torch.cuda.Event | None = None

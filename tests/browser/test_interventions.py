@@ -131,10 +131,10 @@ def test_attributions_equal_a_recomputation(explorer, translator, explanations) 
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("branch", {"step": -1, "token": 5}, "step must be a whole number"),
-        ("branch", {"step": 10_000, "token": 5}, "step must be a whole number"),
+        ("branch", {"step": -1, "token": 5}, "step must be an integer"),
+        ("branch", {"step": 10_000, "token": 5}, "step must be an integer"),
         ("branch", {"step": 0, "token": 10**6}, "found 1000000"),
-        ("branch", {"step": 0, "token": 2**31}, "token must be a whole number"),
+        ("branch", {"step": 0, "token": 2**31}, "token must be an integer"),
         ("branch", {"step": 0, "token": "5"}, "found a string"),
         ("branch", {"step": None, "token": 5}, "found nothing"),
         ("off", {"heads": ["x9.0"]}, "found 'x9.0'"),

@@ -433,7 +433,7 @@ def test_page_is_shown_in_chinese(show, explanation):
     ("verdict", "own", "words"),
     [
         ("model_error", -1.0, "Model error"),
-        ("search_error", -9.0, "Search error: the model gives your reference"),
+        ("search_error", -9.0, "Search error: the model scores your reference"),
         ("search_error", -1.0, "was cut at its maximum length"),
         ("equal", -2.0, "The model scores your reference as its own"),
         ("same", -2.0, "is your reference"),

@@ -148,7 +148,7 @@ def test_options_for_a_file_are_rejected_elsewhere(
     bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = error_line(bundle, "a", "--branches", 2, capsys=capsys)
-    assert "--branches is for a file" in line
+    assert "--branches needs --html and a model" in line
     assert "found --branches 2 without" in line
     html = tmp_path / "out.html"
     line = error_line("--json", stored, "--html", html, "--ablations", "top8", capsys=capsys)

@@ -54,10 +54,10 @@ def test_path_without_a_model_suggests_one_nearby(
     line = error_line(
         "translate", "-m", tmp_path / "mine" / "weights.safetensors", "Hallo", capsys=capsys
     )
-    assert f"give its directory, {tmp_path / 'mine'}" in line
+    assert f"pass its directory, {tmp_path / 'mine'}" in line
     (tmp_path / "mine" / "training").mkdir()
     line = error_line("translate", "-m", tmp_path / "mine" / "training", "Hallo", capsys=capsys)
-    assert f"the run that a model came from; give the model itself, {tmp_path / 'mine'}" in line
+    assert f"the run that a model came from; pass the model itself, {tmp_path / 'mine'}" in line
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_classifier_has_what_it_can(tmp_path, capsys) -> None:
 def test_plots_that_need_data_report_it(model, tmp_path, capsys) -> None:
     for name in ("length", "calibration", "distribution"):
         assert main(["plot", str(model), "--what", name, "--out", str(tmp_path / "a.png")]) == 2
-        assert "give --test and --ref" in capsys.readouterr().err
+        assert "pass --test and --ref" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

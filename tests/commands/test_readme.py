@@ -202,6 +202,8 @@ def test_the_tables_name_every_command_and_recipe() -> None:
         assert any(re.fullmatch(pattern.replace("*", r"\w+"), name) for pattern in patterns), name
     assert f"**{len(recipes_of('translate'))} architectures" in read(README)
     assert f"**{len(recipes_of('translate'))} 种结构" in read(README_ZH)
+    tutorial = read(ROOT / "docs" / "tutorial.md")
+    assert f"{len(recipes_of('translate'))} architectures for translation" in tutorial
 
 
 def test_the_benchmarks_and_make_targets_are_there() -> None:

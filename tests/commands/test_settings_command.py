@@ -46,7 +46,7 @@ def test_one_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = json.loads(capsys.readouterr().out)
     assert row["path"] == "model.width"
     assert row["default"] == "512"
-    assert "a whole number" in row["allowed"]
+    assert "an integer" in row["allowed"]
 
 
 def test_unknown_name_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

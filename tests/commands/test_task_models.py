@@ -102,7 +102,7 @@ def test_doctor(model, test_file, capsys):
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ([], "the task classify is evaluated on labelled files; found none; give --test FILE"),
+        ([], "the task classify is evaluated on labelled files; found none; pass --test FILE"),
         (
             ["--src", "a", "--ref", "b"],
             "--src is for translators; found it for a model of the task classify",

@@ -9,7 +9,7 @@ import torch
 
 from dragoman.layers.catalogue import NORMS
 
-CONTRACT = "neighbours in training"
+CONTRACT = "batch independence in training"
 
 
 @pytest.mark.parametrize("name", NORMS)

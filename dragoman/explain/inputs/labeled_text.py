@@ -553,7 +553,7 @@ class ComparedPair(TaskInput):
 
     @property
     def model_fields(self) -> dict[str, Any]:
-        """How the sentences meet, and the labels."""
+        """The interaction of the sentences, and the labels."""
         return {
             "family": "pairs",
             "interaction": self.config.pairs.interaction,

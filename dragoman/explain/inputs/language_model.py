@@ -528,7 +528,7 @@ class MaskedText(TaskInput):
         return 0 if self.has_masks else len(self.columns)
 
     def run(self, copies: int = 1, *, off: Sequence[str] = ()) -> Tensor:
-        """Return the log-probabilities (copies, T, V) of what stands at the masks."""
+        """Return the log-probabilities (copies, T, V) at the masks."""
         return self.lens_log_probs(self._hidden(self._inputs(copies)))
 
     def lens_log_probs(self, hidden: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ kept in the cache directory, from which they are loaded only if they can be trus
 owner and mode are checked by `read_cached` of `storage/cache_directory.py`.
 `DRAGOMAN_KERNELS=native` compiles even where the wheel has libraries.
 
-Without either, PyTorch's operations run instead: the same output, more slowly. One warning says so.
+Without either, PyTorch's operations run instead: the same output, more slowly, with one warning.
 """
 
 from __future__ import annotations

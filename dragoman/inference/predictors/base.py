@@ -113,7 +113,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     @abc.abstractmethod
     def length(self, encoded: EncodedT) -> int:
-        """Return an input's number of padded tokens, or whatever fills the memory in its place."""
+        """Return an input's number of padded tokens, or what else determines its memory."""
 
     @abc.abstractmethod
     def predict_batch(
@@ -223,7 +223,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
     def predict(
         self, inputs: Iterable[InputT], *, batch_size: int | None = None
     ) -> list[PredictionT]:
-        """Return the prediction of each input, in order; batches change nothing but the speed."""
+        """Return the prediction of each input, in order; it never depends on the batch."""
         return list(self.stream(list(self.check_inputs(inputs)), batch_size=batch_size))
 
     def stream(
@@ -240,7 +240,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """
         for name, value in (("batch_size", batch_size), ("buffer_size", buffer_size)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError([f"{name} must be a whole number from 1; found {value!r}"])
+                raise ConfigError([f"{name} must be an integer from 1; found {value!r}"])
         groups: LineBuffers[InputT] = LineBuffers(
             self.check_inputs(inputs),
             first=FIRST_BUFFER_LINES,

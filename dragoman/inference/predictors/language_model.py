@@ -452,7 +452,7 @@ def _check_options(
 ) -> Sampling | None:
     """Return the sampling settings, None for greedy; raise ConfigError with all bad values."""
     problems = [
-        f"{name} must be a whole number from 1 to {most:,}; found {value!r}; try {fix}"
+        f"{name} must be an integer from 1 to {most:,}; found {value!r}; try {fix}"
         for name, value, most, fix in (
             ("max_tokens", max_tokens, MAX_TOKENS, 100),
             ("n", n, 1024, 1),

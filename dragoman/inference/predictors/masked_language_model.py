@@ -89,7 +89,7 @@ class MaskedLanguageModel(LanguageModel):
                 fix='pass "The <mask> sat."',
             )
         if not isinstance(top, int) or top < 1:
-            raise ConfigError([f"top must be a whole number from 1; found {top!r}; try 5"])
+            raise ConfigError([f"top must be an integer from 1; found {top!r}; try 5"])
         with torch.inference_mode():
             return self.task.fill_masks(self.model, [text], top=top)[0]
 

@@ -124,7 +124,7 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
                 raise DataError(
                     f"this model reads {field!r} of every token, its tag.input_field",
                     found=f"sentence {number} without it",
-                    fix=f"give JSONL or CoNLL with a field {field!r}",
+                    fix=f"pass JSONL or CoNLL with a field {field!r}",
                 )
             yield each
 

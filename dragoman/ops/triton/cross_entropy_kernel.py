@@ -189,7 +189,7 @@ def _consistency_kernel(
     """Compute one row x of the first pass and the same row y of the second.
 
     With gap = x - y, the divergence KL(p || q) is the mean of gap under p, less the difference of
-    the log-sum-exps; so one walk over the tokens is enough for both losses.
+    the log-sum-exps; so one pass over the tokens is enough for both losses.
     """
     row = tl.program_id(0).to(tl.int64)
     x_start = logits + row * stride

@@ -265,7 +265,7 @@ class ProcessGroup:
     def close(self) -> None:
         """Leave the group.
 
-        Rank 0 last, since its process holds the store, but without waiting for the dead.
+        Rank 0 last, since its process holds the store, but without waiting for dead ranks.
         """
         self._exiting.set()
         if self._heartbeat is not None and self._store is not None:

@@ -57,6 +57,17 @@ def test_monotonic_decoding_reads_each_position_once(bench, monkeypatch, capsys)
     assert set(found["slopes"]) == {"scan", "step"}
 
 
+def test_mini_recipes_reports_a_row_per_run(bench, monkeypatch) -> None:
+    module = bench("mini_recipes")
+    monkeypatch.setattr(module, "PAIRS", 300)
+    monkeypatch.setattr(module, "UNSEEN", 3)
+    row = module.train_one("tiny", "plain", settings=("train.steps=2", "train.validate_every=2"))
+    assert row["steps"] == 2
+    assert row["task"] == "reverse"
+    assert 0 <= row["exact"] <= 1
+    assert "| tiny | plain | reverse | 2 |" in module.table([row])
+
+
 def test_joined_pairs_use_every_pair_once(bench) -> None:
     pairs = [(f"s{n}", f"t{n}") for n in range(10)]
     joined = bench("attention_by_length").join_pairs(pairs, 3, random.Random(0))

@@ -325,7 +325,7 @@ def test_a_near_name_is_offered(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(BundleError, match=f"found the file .*; give its directory, {tmp_path}"):
+    with pytest.raises(BundleError, match=f"found the file .*; pass its directory, {tmp_path}"):
         Bundle.load(tmp_path / "weights.safetensors")
 
 

@@ -14,7 +14,7 @@ def test_lists_of_numbers_are_read_from_numbers_and_text() -> None:
     kind = {each.name: each.type for each in list_settings(ClassifyConfig)}["filter_widths"]
     assert convert_value([3, "4"], kind) == (3, 4)
     assert convert_value(5, kind) == (5,)
-    assert describe_type(kind) == "a list of whole numbers"
+    assert describe_type(kind) == "a list of integers"
     with pytest.raises(ValueError, match="three"):
         convert_value(["three"], kind)
 

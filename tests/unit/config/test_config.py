@@ -211,7 +211,7 @@ def test_a_pipe_or_device_is_rejected_without_blocking(tmp_path, what):
 def test_an_override_that_is_no_plain_value_is_quoted(value, said):
     with pytest.raises(ConfigError) as caught:
         read_config(overrides=[f"model.width={value}"])
-    assert f"model.width must be a whole number, 1 to 65,536; {said}" in str(caught.value)
+    assert f"model.width must be an integer, 1 to 65,536; {said}" in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 
@@ -305,7 +305,7 @@ def test_problems_of_all_kinds_are_reported_together():
     [
         (
             "train.steps=1.5",
-            "train.steps must be a whole number, at least 1; found 1.5; for example 100000",
+            "train.steps must be an integer, at least 1; found 1.5; for example 100000",
         ),
         ("train.steps=null", "found nothing; for example 100000"),
         ("text.byte_fallback=maybe", "must be true or false; found 'maybe'; for example true"),
@@ -382,7 +382,7 @@ def test_each_source_file_needs_its_target_file(prefix):
         f"data.{prefix}src and data.{prefix}tgt must name equally many files; found 2 (a.de, "
         "b.de) and 1 (a.en)" in found
     )
-    assert f"give one --{prefix.replace('_', '-')}tgt for each" in found
+    assert f"pass one --{prefix.replace('_', '-')}tgt for each" in found
     assert "found an empty name in ['a.de', '']" in error_message(
         f"data.{prefix}src=[a.de, '']", f"data.{prefix}tgt=[a.en, b.en]"
     )

@@ -180,8 +180,8 @@ def test_column_number_out_of_range(tmp_path: Path) -> None:
 def test_one_column_is_not_a_pair(tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"x\.tsv line 1 must have two columns or more; found 1; give one pair a line with a "
-        r"tab",
+        match=r"x\.tsv line 1 must have two columns or more; found 1; write one pair per line with "
+        r"a tab",
     ):
         sides(pairs_file(tmp_path, "x.tsv", "just text\n"))
 
@@ -376,7 +376,7 @@ def test_corpora_from_a_configuration() -> None:
     [("train", "--src FILE --tgt FILE"), ("valid", "--valid-src FILE --valid-tgt FILE")],
 )
 def test_configuration_without_files_names_the_missing_options(part: str, flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"must name files; found none; give {flag}"):
+    with pytest.raises(ConfigError, match=f"must name files; found none; pass {flag}"):
         build_corpus(DataConfig(), part)
 
 

@@ -29,3 +29,12 @@ def test_files_and_names_of_the_table_exist(what: str, answer: str) -> None:
 
 def test_the_table_has_rows() -> None:
     assert len(ROWS) > 20
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "design.md"])
+def test_every_python_file_named_on_a_page_exists(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
+    assert named
+    for path in sorted(named):
+        assert (ROOT / "dragoman" / path).is_file() or (ROOT / path).is_file(), path

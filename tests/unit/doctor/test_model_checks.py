@@ -70,7 +70,7 @@ def test_dependence_on_source_padding_is_detected(parts: Parts) -> None:
     assert failed(parts.verdicts()) == {
         "source padding",
         "batching",
-        "batch neighbors",
+        "batch independence",
         "beam scores",
     }
 
@@ -98,7 +98,7 @@ def test_dependence_on_the_batch_is_detected(parts: Parts) -> None:
 
     parts.model.encode = encode  # type: ignore[method-assign, assignment]
     verdicts = parts.verdicts()
-    assert {"batch neighbors", "batching"} <= failed(verdicts)
+    assert {"batch independence", "batching"} <= failed(verdicts)
     assert verdicts["source padding"] == verdicts["causality"] == "PASS"
 
 

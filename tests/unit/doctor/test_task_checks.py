@@ -54,7 +54,7 @@ def test_a_model_that_mixes_batch_rows_fails(subject):
     subject.model.register_forward_hook(mix)
     found = verdicts(subject)
     assert found["golden vectors"] == "PASS"
-    assert found["batch neighbors"] == "FAIL"
+    assert found["batch independence"] == "FAIL"
 
 
 def test_a_model_with_state_between_calls_fails(subject):
@@ -72,4 +72,4 @@ def test_a_model_without_golden_inputs_skips(subject):
     subject.inputs = []
     subject.bundle.golden["cases"] = []
     found = verdicts(subject)
-    assert found["golden vectors"] == found["batch neighbors"] == "SKIP"
+    assert found["golden vectors"] == found["batch independence"] == "SKIP"

@@ -51,7 +51,7 @@ def summary_of(forced: ForcedTarget) -> dict[str, Any]:
         ("t5", "relative", "A trained number"),
         ("shaw", "relative", "A trained vector for each distance"),
         ("transformer_xl", "relative", "acts as a second key"),
-        ("none", "none", "Nothing tells the order"),
+        ("none", "none", "There is no position encoding"),
     ],
 )
 def test_every_encoding_is_described(positions: str, kind: str, said: str) -> None:

@@ -233,8 +233,8 @@ HOSTILE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"prefix_ids": [330]}, DataError, "found 330"),
     ({"prefix_ids": [-1]}, DataError, "found -1"),
     ({"prefix_ids": "56"}, ConfigError, "prefix_ids must be a list of token ids; found '56'"),
-    ({"prefix_ids": [5.0]}, ConfigError, "prefix_ids must be whole numbers; found 5.0"),
-    ({"prefix_ids": [True]}, ConfigError, "prefix_ids must be whole numbers; found True"),
+    ({"prefix_ids": [5.0]}, ConfigError, "prefix_ids must be integers; found 5.0"),
+    ({"prefix_ids": [True]}, ConfigError, "prefix_ids must be integers; found True"),
     ({"no_repeat_ngram_size": -1}, ConfigError, "no_repeat_ngram_size must be at least 0"),
     (
         {"no_repeat_ngram_size": 2, "constraints": [Regex("a+")]},

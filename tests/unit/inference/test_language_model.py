@@ -116,8 +116,8 @@ def test_scores_equal_a_hand_computation_in_any_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to 1,000,000; found 0"),
-        ({"n": 0}, "n must be a whole number from 1 to 1,024; found 0"),
+        ({"max_tokens": 0}, "max_tokens must be an integer from 1 to 1,000,000; found 0"),
+        ({"n": 0}, "n must be an integer from 1 to 1,024; found 0"),
         ({"temperature": -1.0}, "temperature must be a finite number above 0; found -1.0"),
         ({"top_p": 0.0}, "found 0.0"),
         ({"top_k": -2}, "found -2"),

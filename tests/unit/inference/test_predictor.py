@@ -132,7 +132,7 @@ def test_one_text_is_no_list_of_texts():
     ("name", "value"), [("batch_size", 0), ("buffer_size", -1), ("buffer_size", "ten")]
 )
 def test_bad_options_are_named(name, value):
-    with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1; found {value!r}"):
+    with pytest.raises(ConfigError, match=f"{name} must be an integer from 1; found {value!r}"):
         list(Counter().stream(["a"], **{name: value}))
 
 

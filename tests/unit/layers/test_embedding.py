@@ -145,8 +145,8 @@ def test_what_is_drawn_shows_both_factors() -> None:
 def test_an_embedding_as_wide_as_the_model_is_rejected() -> None:
     (problem,) = Config().replace(model={"embedding_width": 512}).problems()
     assert (
-        "model.embedding_width must be below model.width, for it saves weights; found 512 and 512"
-        in problem
+        "model.embedding_width must be below model.width, because factorized embeddings save "
+        "weights only then; found 512 and 512" in problem
     )
 
 

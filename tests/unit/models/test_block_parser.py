@@ -45,7 +45,7 @@ def test_a_spec_is_written_as_it_is_read() -> None:
         ("CNN", "found 'CNN' in 'CNN'; did you mean conv?"),
         (
             "transformer*x",
-            "whole number of times; found 'x' in 'transformer*x'; for example transformer*6",
+            "positive integer; found 'x' in 'transformer*x'; for example transformer*6",
         ),
         ("transformer*0", "found '0' in 'transformer*0'"),
         ("transformer*-1", "found '-1' in 'transformer*-1'"),

@@ -148,7 +148,7 @@ INVALID = [
     ),
     (
         ["model.decoder=[lstm(alignment=monotonic)]"],
-        ["alignment needs attention", "alignment=monotonic with attention=none", "give attention="],
+        ["alignment needs attention", "alignment=monotonic with attention=none", "set attention="],
     ),
     (
         ["model.decoder=[lstm(attention=mocha, radius=3)]"],
@@ -201,7 +201,7 @@ INVALID = [
     ),
     (["model.decoder=[lstm(layers=0)]"], ["layers of 'lstm(layers=0)'", "at least 1", "found 0"]),
     (["model.decoder=[conv(layers=0)]"], ["layers of 'conv(layers=0)'", "found 0"]),
-    (["model.encoder=[transformer*0]"], ["whole number of times", "found '0'"]),
+    (["model.encoder=[transformer*0]"], ["by a positive integer", "found '0'"]),
     (["model.window=-1"], ["model.window must be at least 0", "found -1"]),
     (
         ["model.encoder=[transformer(window=-1)]"],
@@ -420,7 +420,7 @@ def test_a_block_without_a_list_is_known_by_its_builder(own: str) -> None:
     ).model.encoder
     with pytest.raises(ConfigError, match=r"found 'deptj' in 'own\(deptj=3\)'; did you mean depth"):
         read_config(overrides=["model.encoder=[own(deptj=3)]"])
-    with pytest.raises(ConfigError, match="must be a whole number; found 'deep'"):
+    with pytest.raises(ConfigError, match="must be an integer; found 'deep'"):
         read_config(overrides=["model.encoder=[own(depth=deep)]"])
     model = build_model(
         ModelConfig(encoder=("own(depth=5)",), width=8, heads=2, ffn_width=8),

@@ -129,7 +129,7 @@ def test_unknown_options_suggest_the_nearest() -> None:
     with pytest.raises(
         ConfigError,
         match=(
-            r"model.encoder must give transformer options.*found 'haeds' in "
+            r"model.encoder must set options that transformer has; found 'haeds' in "
             r"'transformer\(haeds=4\)'; did you mean heads\?"
         ),
     ):
@@ -141,11 +141,11 @@ def test_unknown_options_suggest_the_nearest() -> None:
     [
         (
             "heads=x",
-            "heads of 'transformer(heads=x)' in model.encoder must be a whole number; found 'x'",
+            "heads of 'transformer(heads=x)' in model.encoder must be an integer; found 'x'",
         ),
-        ("heads=true", "must be a whole number; found True"),
+        ("heads=true", "must be an integer; found True"),
         ("heads=0", "must be at least 1; found 0"),
-        ("ffn_width=1.5", "must be a whole number; found 1.5"),
+        ("ffn_width=1.5", "must be an integer; found 1.5"),
         ("activation=relo", "found 'relo'; did you mean relu?"),
         ("width=16", "found 'width' in 'transformer(width=16)'"),
     ],

@@ -331,7 +331,7 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "lstm(attention=mocha, alignment=monotonic)",
             True,
-            "one alignment; found attention=mocha and alignment=monotonic; give one, or a "
+            "one alignment; found attention=mocha and alignment=monotonic; set one, or a "
             "score for it",
         ),
         (
@@ -426,8 +426,8 @@ def test_unsupported_rnn_options_are_rejected(block: str, causal: bool, problem:
         (
             "lstm",
             "lstm(initial_state=encoder)",
-            "found a residual connection in 'lstm' of model.encoder; give it "
-            "residual_connection=false",
+            "found a residual connection in 'lstm' of model.encoder; add "
+            "residual_connection=false to it",
         ),
     ],
 )

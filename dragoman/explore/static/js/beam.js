@@ -19,7 +19,7 @@ addStrings(
     'beam.legend.dropped': 'dropped',
     'beam.count': '{nodes} candidates in {steps} steps, beam {width}',
     'beam.left': ' ({count} of the worst are not shown)',
-    'beam.runner': '{other} lost with {score} against {best}. The two part at step {step}: the translation goes on with {ours} ({p}), the other with {theirs} ({q}).',
+    'beam.runner': '{other} lost with {score} against {best}. The two part at step {step}: the translation continues with {ours} ({p}), the other with {theirs} ({q}).',
     'beam.only': 'The search finished only one hypothesis.',
     'beam.finished': 'Finished hypotheses',
     'beam.finishedHint': 'Scores are log-probabilities under the length penalty; the highest wins.',
@@ -30,7 +30,7 @@ addStrings(
     'beam.column.step': 'Step',
     'beam.column.token': 'Token',
     'beam.column.p': 'Probability',
-    'beam.column.reason': 'What became of it',
+    'beam.column.reason': 'Outcome',
     'beam.page': 'Candidates {from} to {to} of {count}',
     'beam.earlier': 'Earlier',
     'beam.later': 'Later',
@@ -217,7 +217,7 @@ function beamText(ex, beam, node) {
   return beamPath(beam, node).map((each) => ex.pieces?.[beam.token[each]] ?? '').join('').trim();
 }
 
-// Whether the search went on with the node, or ended with it among its best.
+// Whether the search continued with the node, or ended with it among its best.
 function beamAlive(beam, node) {
   const reason = beam.reasons[beam.reason[node]];
   return reason === 'kept' || reason === 'finished';

@@ -150,7 +150,7 @@ function drawWidest(context, labels, most) {
   return Math.min(most, widest);
 }
 
-// Room for the labels and the size of a cell for a matrix of labels in `width` CSS pixels.
+// Space for the labels and the size of a cell for a matrix of labels in `width` CSS pixels.
 export function matrixLayout(canvas, rowLabels, colLabels, width, { least = 8, largest = 26 } = {}) {
   const context = canvas.getContext('2d');
   drawFont(context, DRAW_SIZE, 700);
@@ -251,7 +251,7 @@ export function drawMatrix(canvas, view) {
   context.restore();
 }
 
-// Every n-th label, and always the chosen one, which takes the room of its neighbours.
+// Every n-th label, and always the chosen one, which replaces those that it would overlap.
 function drawAxis(context, labels, chosen, every, put) {
   const colours = palette();
   drawFont(context, DRAW_SIZE);

@@ -331,7 +331,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     filter.parentElement.hidden = !labels.length;
     effects.textContent = translate('heads.effects');
     effects.hidden = !api || Boolean(ex.missing?.head);
-    board.setAttribute('aria-label', translate('heads.board'));
+    board.setAttribute('aria-label', translate('heads.grid'));
     const [low, high] = state.measure === 'contribution'
       ? ['0', translate('heads.most')] : ['0', '1'];
     legend.replaceChildren(element('span', {}, low), element('span', { class: 'ramp' }), element('span', {}, high),
@@ -424,7 +424,7 @@ addStrings(
     'group.decoder': 'Decoder self-attention',
     'group.cross': 'Cross-attention',
     'heads.name': '{group}, layer {layer}, head {head} ({name})',
-    'heads.board': 'Attention heads',
+    'heads.grid': 'Attention heads',
     'heads.sort': 'Sort by',
     'heads.sort.layer': 'Layer',
     'heads.sort.effect': 'Effect',
@@ -455,15 +455,15 @@ addStrings(
     'heads.column.distance': 'Mean distance',
     'heads.column.effect': 'Effect when off',
     'label.offset': 'offset',
-    'label.offset.means': 'the strongest cell stands this many tokens before or after, in most rows',
+    'label.offset.means': 'the largest weight is this many tokens before or after the query, in most rows',
     'label.sink': 'sink',
     'label.sink.means': 'at least half of the weight rests on special tokens or the first token',
     'label.end': 'end',
     'label.end.means': 'at least half of the weight rests on the last token',
     'label.same token': 'same token',
-    'label.same token.means': 'reads other places where the same token stands',
+    'label.same token.means': 'attends to other occurrences of the same token',
     'label.same word': 'same word',
-    'label.same word.means': 'joins the subwords of one word',
+    'label.same word.means': 'attends between the subwords of one word',
     'label.punctuation': 'punctuation',
     'label.punctuation.means': 'most of the weight rests on punctuation',
     'label.rare': 'rare',
@@ -484,7 +484,7 @@ addStrings(
     'group.decoder': '解码器自注意力',
     'group.cross': '交叉注意力',
     'heads.name': '{group}，第 {layer} 层，第 {head} 头（{name}）',
-    'heads.board': '注意力头',
+    'heads.grid': '注意力头',
     'heads.sort': '排序',
     'heads.sort.layer': '层',
     'heads.sort.effect': '影响',

@@ -285,7 +285,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     }));
   }
 
-  // How much each input token or set element counted, where the model says so.
+  // How much each input token or set element counted, where the model has such weights.
   function importance(ex) {
     const name = Object.keys(ex.extras ?? {}).find((each) => each.endsWith('_importance'));
     const tensor = name && ex.tensor(ex.extras[name]);

@@ -171,7 +171,7 @@ addStrings(
     'positions.kind.learned': 'A learned vector for every position is added to the embeddings.',
     'positions.kind.relative': 'A bias for the distance between two tokens is added to the attention scores.',
     'positions.kind.rotary': 'Queries and keys are rotated by an angle that grows with the position.',
-    'positions.kind.convolution': 'Order enters through convolutions that see a window of neighbours.',
+    'positions.kind.convolution': 'Order enters through convolutions over a window of adjacent tokens.',
     'positions.kind.recurrent': 'Order enters through the recurrence: tokens are read one after the other.',
     'positions.kind.none': 'This model has no position information of its own.',
     'positions.reach': 'Each position sees {reach} tokens to a side.',

@@ -64,10 +64,10 @@ addStrings(
     'strip.score': 'Score',
     'strip.scoreLine': 'sum of log-probabilities {sum}, normalised {normalised} ({penalty})',
     'strip.reference': 'This is your reference, scored by the model',
-    'strip.search': 'Search error: the model gives your reference {reference}, more than the {own} of what the search found, so a better search would have preferred it.',
+    'strip.search': 'Search error: the model scores your reference {reference}, above the {own} of what the search found, so a better search would have preferred it.',
     'strip.cut': 'Search error: the model’s own translation was cut at its maximum length; your reference ends, so it would have ranked first, with {reference} against {own}.',
     'strip.equal': 'The model scores your reference as its own translation, {own}.',
-    'strip.modelError': 'Model error: the model gives your reference {reference}, less than the {own} of its own translation, so no search would have found it.',
+    'strip.modelError': 'Model error: the model scores your reference {reference}, below the {own} of its own translation, so no search would have found it.',
     'strip.own': 'Its own translation:',
     'strip.same': 'The model’s translation is your reference.',
   },
@@ -422,7 +422,7 @@ class StripPanel {
     return [sentence, this.disagreement(ex, t, weights)].filter(Boolean);
   }
 
-  // Attribution and attention are two measures: where their strongest words differ, the page says so.
+  // Attribution and attention are two measures: where their strongest words differ, the page shows both.
   disagreement(ex, t, weights) {
     const mean = weights.from === 'attribution' && ex.crossSites().length ? ex.attentionMean(t) : null;
     const words = mean ? ex.source.words.map(([from, to]) => mean.slice(from, to).reduce((a, b) => a + b, 0)) : [];

@@ -33,7 +33,7 @@ addStrings(
     'tour.6.title': 'Switch the resting head off',
     'tour.6.text': 'Head {head} is off now. The log-probability of the whole translation changes by {effect}: {size}.',
     'tour.6.weak': 'Much attention is not the same as much influence.',
-    'tour.6.strong': 'So even a head that seems to rest can matter; only taking it away tells.',
+    'tour.6.strong': 'So even a head that seems to rest can matter; only switching it off shows it.',
     'tour.7.title': 'Switch the aligning head off',
     'tour.7.text': 'Now head {head} is off instead. The log-probability changes by {effect}: {size}.',
     'tour.7.strong': 'This is how to test what a head does: take it away.',

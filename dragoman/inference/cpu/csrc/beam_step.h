@@ -15,7 +15,7 @@ struct BeamStep {
     const float* log_probs;    // (N * F, C)
     const int64_t* ids;        // (N * F, C)
     const int64_t* sentences;  // (N,) row of each sentence in the buffers of the beam state
-    const double* sums;        // (N, F) log-probability of each hypothesis; -inf for an empty place
+    const double* sums;        // (N, F) log-probability of each hypothesis; -inf for an empty beam slot
     const uint8_t* alive;      // (N,)
     // Buffers of the beam state, R rows.
     uint8_t* all_finite;        // ()
@@ -106,7 +106,7 @@ void advance_sentence(const BeamStep& b, int64_t n, std::vector<BeamCandidate>& 
     }
     b.active_beams[sentence] = open - ended_count;
     const bool any_survives = best_sum > none;
-    if (alive && !any_survives) {  // nothing can continue: the limit is met
+    if (alive && !any_survives) {  // nothing can continue: the length limit
         for (int64_t beam = 0; beam < b.beams_per_sentence; ++beam) {
             const double sum = b.sums[n * b.beams_per_sentence + beam];
             if (std::isfinite(sum) && !parent_ended[beam]) b.truncated[sentence * b.beam_size + beam] = sum / b.length_divisors[b.step];

@@ -290,7 +290,7 @@ int64_t dragoman_has_int8() { return HAS_INT8; }
 
 int64_t dragoman_panel_width() { return PANEL; }
 
-// Encode sentences (rows, D), concatenated; `ends` are their ends. Return -2 if int8 met NaN or infinity,
+// Encode sentences (rows, D), concatenated; `ends` are their ends. Return -2 if int8 inputs have NaN or infinity,
 // else 0; in float32 they propagate.
 int64_t dragoman_encode(const Model* model, float* x, const int64_t* ends, int64_t sentences) {
     scratch().met_nonfinite = false;
@@ -336,7 +336,7 @@ int64_t dragoman_project_memory(const Model* model, const float* values, int64_t
 }
 
 // Run one decoder step of every row, and write logits or their argmax. Return the number of logits that
-// were recomputed in float32, -1 if a token id is outside the vocabulary, -2 if int8 met NaN or infinity.
+// were recomputed in float32, -1 if a token id is outside the vocabulary, -2 if int8 inputs have NaN or infinity.
 int64_t dragoman_decode_step(const Model* model, const DecodeStep* request) {
     DecodeStep step = *request;
     scratch().met_nonfinite = false;

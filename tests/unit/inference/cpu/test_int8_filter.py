@@ -144,7 +144,7 @@ def test_argmax_is_bit_exact(setting: str, precision: str) -> None:
 @needs_int8
 @pytest.mark.parametrize("width", [16, 48, 512])
 def test_no_logit_is_further_from_its_int8_value_than_the_bound(width: int) -> None:
-    """By the definition in `screening.h`, in float64; outliers make the bound wide, and plain
+    """By the definition in `int8_filter.h`, in float64; outliers make the bound wide, and plain
     numbers leave it narrow.
     """
     chance = np.random.default_rng(width)

@@ -77,9 +77,9 @@ def test_incomplete_torchrun_environment_is_rejected() -> None:
         ConfigError, match="found MASTER_ADDR, MASTER_PORT unset; start it with torchrun"
     ):
         init_process_group(CPU, environment={"RANK": "0", "WORLD_SIZE": "2"})
-    with pytest.raises(ConfigError, match="RANK must be a whole number; found 'first'"):
+    with pytest.raises(ConfigError, match="RANK must be an integer; found 'first'"):
         init_process_group(CPU, environment={"RANK": "first", "WORLD_SIZE": "2"})
-    with pytest.raises(ConfigError, match="LOCAL_RANK must be a whole number; found 'x'"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK must be an integer; found 'x'"):
         local_rank({"LOCAL_RANK": "x"})
     assert local_rank({"LOCAL_RANK": "3"}) == 3
     assert local_rank({}) == 0
