@@ -64,7 +64,7 @@ def main() -> None:
     tokens = int(work.store.lengths("words").sum())
     print(
         f"{where}, torch {torch.__version__}: {len(work.store):,} sentences, {tokens:,} tokens, "
-        f"{work.plan.batches(0)} batches an epoch, {len(work.task.text.labels)} tags"
+        f"{work.plan.batches(0)} batches per epoch, {len(work.task.text.labels)} tags"
     )
     rows = []
     for system in options.systems:

@@ -129,7 +129,7 @@ class _SentenceTrace:
         self.nodes = [_Node(-1, -1, 0.0, 0.0, -1)]
         self.reasons, self.cuts = [KEPT], [math.nan]
         self.slots: list[int] = [0]  # the node of each beam slot, -1 for an empty one
-        self.latest: dict[tuple[int, int], int] = {}  # (place, token) -> node of the last step
+        self.latest: dict[tuple[int, int], int] = {}  # (slot, token) -> node of the last step
         self.masked: dict[int, int] = {}  # node -> tokens that were forbidden after it
 
     def add(self, node: _Node, place: int, reason: int, cut: float) -> None:
@@ -219,7 +219,7 @@ class BeamObserver:
             for rank, (place, token) in enumerate(zip(decided.parents, decided.tokens, strict=True))
             if np.isfinite(decided.log_prob_sums[rank])
         }
-        # If there are fewer candidates than places, none is compared with it.
+        # If there are fewer candidates than beam slots, none is compared with it.
         last = min(int(decided.active_beams), decided.log_prob_sums.size) - 1
         sentence.latest = {}
         sentence.masked |= dict(zip(sentence.slots, candidates.num_forbidden.tolist(), strict=True))
@@ -243,7 +243,7 @@ class BeamObserver:
             sentence.add(node, place, reason, cut)
 
     def follow(self, beams: ActiveBeams, parents: Tensor) -> None:
-        """Take the hypotheses (N, F) that continue, and the places of their parents."""
+        """Take the hypotheses (N, F) that continue, and the beam slots of their parents."""
         rows = zip(
             beams.sentences.tolist(),
             beams.tokens.tolist(),
@@ -344,7 +344,7 @@ class _CandidateTable(NamedTuple):
         return _CandidateTable(*(each[row] for each in self))
 
     def firsts(self, places: NDArray[np.bool_]) -> _CandidateTable:
-        """Return the best of each hypothesis; those of other places are not finite."""
+        """Return the best of each hypothesis; those of other slots are not finite."""
         log_probs = np.where(places[:, None], self.log_probs[:, :1], -np.inf)
         return _CandidateTable(log_probs, self.tokens[:, :1], self.reasons[:, :1])
 

@@ -92,7 +92,7 @@ class AutomatonState(NamedTuple):
     is_first: bool  # whether no token has been written
     pending: bytes  # of a character whose last bytes are missing
     mirrored: Mapping[str, str]  # the output's character for each of the source's
-    owners: Mapping[str, object]  # the source's character where each of the output's stands
+    owners: Mapping[str, object]  # the source's character where each of the output's occurs
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -310,7 +310,7 @@ class SentenceConstraints:
                 yield number, cost
 
     def _open_classes(self, counts: Mapping[int, int]) -> Iterator[int]:
-        """Yield the classes of which some character may stand at a free position."""
+        """Yield the classes of which some character is allowed at a free position."""
         yield from (number for number in counts if number not in self._mark_classes)
 
     # What may follow.

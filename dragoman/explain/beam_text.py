@@ -37,7 +37,7 @@ ALTERNATIVES = 3  # dropped candidates shown beside each token
 _MAX_INDENT = 5  # levels; what is nested deeper is indented no further
 _STEP_CELLS, _PROBABILITY_CELLS, _SCORE_CELLS = 3, 5, 8
 _TOKEN_CELLS = 18
-_PLACES = (BEAM_FULL, CONSTRAINT, NO_REPEAT, DUPLICATE)  # reasons of what had no place in the beam
+_PLACES = (BEAM_FULL, CONSTRAINT, NO_REPEAT, DUPLICATE)  # reasons for being pruned
 
 
 class _Line(NamedTuple):
@@ -182,7 +182,7 @@ class BeamReasons:
         self._penalty = parse_length_penalty(str(explanation.score.get("penalty") or ""))
         self._ranks = {leaf: rank for rank, leaf in enumerate(trace.leaves, start=1)}
         self._prefix = len(explanation.request.get("prefix") or ())
-        # How many candidates had a place in the beam at each step.
+        # How many candidates were in the beam at each step.
         has_place = ~np.isin(trace.reason, _PLACES)
         self._places = np.bincount(trace.step[1:], weights=has_place[1:]).astype(int)
         finished = [leaf for leaf in trace.leaves if trace.reason[leaf] == FINISHED]

@@ -1,8 +1,8 @@
 """Statistics of a model over a corpus: BLEU by length, calibration, mean sorted distribution.
 
 Of a translation model, teacher forcing gives the distributions: the model reads the reference and
-predicts each of its tokens, and its distribution at every position is compared with the token that
-stands there. Of the other tasks, predictions of labels, tags and tokens are compared with what was
+predicts each of its tokens, and its distribution at every position is compared with the reference
+token. Of the other tasks, predictions of labels, tags and tokens are compared with what was
 expected.
 """
 

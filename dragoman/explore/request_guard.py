@@ -75,7 +75,7 @@ class RequestGuard:
             else:
                 await self._app(scope, receive, send_guarded)
         except (ClientDisconnect, WorkCancelledError):
-            return  # nobody is there to answer
+            return  # the client is gone
         except Exception as error:
             logger.error("%s", describe_bug(error))
             if not started:

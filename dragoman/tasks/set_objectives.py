@@ -138,7 +138,7 @@ class Clustering(SetObjective):
         likelihood = found.mean_log_likelihood(elements, mask)
         refined = found.em_step(elements, mask).mean_log_likelihood(elements, mask)
         metrics = {"log_likelihood": likelihood, "log_likelihood_em": refined}
-        if targets.dim() < 3:  # sets of a file, whose parameters nobody knows
+        if targets.dim() < 3:  # sets of a file, whose parameters are unknown
             return metrics
         width = elements.size(2)
         oracle = GaussianMixture(

@@ -179,7 +179,7 @@ addStrings(
     'positions.similarity': 'Similarity of positions',
     'positions.similarityCaption': 'Similarity of the first {count} positions',
     'positions.curves': 'Score by distance, for each head',
-    'positions.curvesNote': 'To the right: the key stands after the query. The selected head is drawn heavy.',
+    'positions.curvesNote': 'To the right: the key is after the query. The selected head is drawn heavy.',
     'positions.offset': 'Distance',
     'positions.distance': 'Mean attention distance of each head',
     'positions.distanceNote': 'One dot a head, layer by layer: how many tokens away it reads on average. The selected head is highlighted.',
