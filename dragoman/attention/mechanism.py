@@ -124,7 +124,7 @@ class Mechanism(RecordableAttention):
         return Attended(context.view(rows, 1, -1), weights.view(rows, 1, -1)), state
 
     def can_scan(self, prepared: PreparedKeys) -> bool:
-        """Whether `scan` may replace `step`: in evaluation, where faster, with no recorder."""
+        """Whether `scan` may replace `step`: on a CPU, in evaluation, many keys, no hooks."""
         return (
             self.alignment.scans_keys
             and not self.alignment.training

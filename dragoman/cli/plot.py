@@ -121,8 +121,8 @@ def plot(
 ) -> None:
     """Draw figures of models and of their training as PNG, SVG or PDF.
 
-    Figures have the width of a column of a two-column paper, text stays text, and colors are
-    safe for color blindness. What a model does not have is stated; with --what all it is left out.
+    Figures are sized for papers with two columns, text stays text, and colors are safe for
+    color blindness. What a model does not have is stated; with --what all it is left out.
     """
     chosen = _parse_what(what or ["all"])
     files = _plan_files(chosen, out, format_)

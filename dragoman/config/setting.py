@@ -63,7 +63,7 @@ class Setting:
             hint = f"it is now {renamed}" if renamed else suggest_name(str(value), names)
             return f"{path} must be {self.describe_range()}; found {value!r}; {hint}"
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{path} must be a finite number; found {value}; use a finite number"
+            return f"{path} must be a finite number; found {value}; write a number such as 0.1"
         if self.at_least is not None and value is not None and value < self.at_least:
             return f"{path} must be at least {format_bound(self.at_least)}; found {value}; raise it"
         if self.at_most is not None and value is not None and value > self.at_most:

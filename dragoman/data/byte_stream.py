@@ -205,7 +205,7 @@ def open_input_file(path: Path) -> BufferedReader:
         found = (
             "a directory" if stat.S_ISDIR(mode) else "a pipe or device, which cannot be read twice"
         )
-        raise DataError(f"{path} must be a plain file", found=found, fix="pass a plain file")
+        raise DataError(f"{path} must be a plain file", found=found, fix="pass a file")
     return open(descriptor, "rb")
 
 

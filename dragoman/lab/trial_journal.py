@@ -1,4 +1,4 @@
-"""Journal of a study (journal.jsonl): one JSON line for each event, durable before the next step.
+"""Journal of a study (journal.jsonl): one JSON line per event, durable before the search continues.
 
     {"event": "study", …}     first: search space, metric, base configuration, files
     {"event": "start", …}     a trial begins, or begins again after its process ended

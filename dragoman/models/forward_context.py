@@ -64,7 +64,7 @@ class ForwardContext:
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
     def add_layer_output(self, output: Tensor) -> None:
-        """Append a layer's output (B, T, D), if they are collected."""
+        """Append a layer's output (B, T, D), if outputs are collected."""
         if self.layer_outputs is not None:
             self.layer_outputs.append(output)
 
