@@ -73,8 +73,8 @@ def train_architecture(
     from dragoman.inference import Translator
     from dragoman.models.factory import count_parameters
     from dragoman.runs.auto_config import apply_step_count
+    from dragoman.runs.bundle_contents import select_weights
     from dragoman.runs.data_preparation import prepare_data
-    from dragoman.runs.final_model import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
     from dragoman.runs.translation_builder import TranslationBuilder
     from dragoman.runtime.device import choose_device

@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, read_config
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record, read_records
+from dragoman.data.labeled_records import Record, read_records
 from dragoman.models.tagger import TaggingModel
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.training.mixed_precision import choose_precision

@@ -12,7 +12,7 @@ import torch
 
 from dragoman.bundle import write_task_bundle
 from dragoman.config import Config
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.tasks.classification import ClassificationTask
 
 GOOD, BAD = ("wonderful", "great", "moving"), ("boring", "dull", "awful")

@@ -12,7 +12,7 @@ import torch
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.language_model import LanguageConfig
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.tasks.language_model import LanguageTask
 from dragoman.training.trainer import Trainer
 

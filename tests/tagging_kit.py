@@ -11,7 +11,7 @@ import torch
 from dragoman.config import Config, ModelConfig, TrainConfig
 from dragoman.config.config import TextConfig
 from dragoman.config.tag import TagConfig
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.tasks.tagging import TaggingTask
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import QuietProgress

@@ -13,7 +13,7 @@ import tagging_kit
 import torch
 
 from dragoman.config import Config, read_config
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.predictors.catalogue import PREDICTORS
 from dragoman.recipes.miniature import mini

@@ -35,7 +35,7 @@ from dragoman.evaluate.translation_confidence import (
 )
 from dragoman.exchange.export import export_bundle
 from dragoman.inference import Translation, Translator
-from dragoman.storage.disk import format_bytes
+from dragoman.storage.disk_checks import format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX, PAGE = ROOT / "dragoman" / "box", ROOT / "docs" / "box.md"

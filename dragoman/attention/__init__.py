@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.attention_pooling import overlap_penalty as overlap_penalty
+    from dragoman.attention.feature_and_position_gates import FeatureGate as FeatureGate
+    from dragoman.attention.feature_and_position_gates import (
+        MultiDimensionalPooling as MultiDimensionalPooling,
+    )
+    from dragoman.attention.feature_and_position_gates import PositionGate as PositionGate
     from dragoman.attention.local_alignment import (
         LocalMonotonicAlignment as LocalMonotonicAlignment,
     )
@@ -71,9 +76,6 @@ if TYPE_CHECKING:
     from dragoman.attention.softmax_alignment import HardAlignment as HardAlignment
     from dragoman.attention.softmax_alignment import SmoothedSoftmax as SmoothedSoftmax
     from dragoman.attention.softmax_alignment import Softmax as Softmax
-    from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
-    from dragoman.attention.softmax_gates import MultiDimensionalPooling as MultiDimensionalPooling
-    from dragoman.attention.softmax_gates import PositionGate as PositionGate
 
 _HOMES = {
     "softmax_alignment": (
@@ -82,7 +84,7 @@ _HOMES = {
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "softmax_gates": (
+    "feature_and_position_gates": (
         "FeatureGate",
         "MultiDimensionalPooling",
         "PositionGate",

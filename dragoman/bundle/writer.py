@@ -28,13 +28,13 @@ from dragoman.bundle.task_bundle import (
 from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
-from dragoman.config.engine_names import check_bundle_quantization
+from dragoman.config.inference_choices import check_bundle_quantization
 from dragoman.errors import BundleError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
-from dragoman.storage.disk import os_errors_converted, require_writable
+from dragoman.storage.disk_checks import os_errors_converted, require_writable
 from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
 from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask

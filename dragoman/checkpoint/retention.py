@@ -32,7 +32,7 @@ from dragoman.storage.atomic import (
     temporary_name,
     write_file,
 )
-from dragoman.storage.disk import free_disk_bytes
+from dragoman.storage.disk_checks import free_disk_bytes
 
 logger = logging.getLogger(__name__)
 

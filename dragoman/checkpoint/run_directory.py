@@ -41,7 +41,7 @@ from dragoman.errors import CorruptError, DiskError
 from dragoman.storage import fault_injection
 from dragoman.storage import manifest as manifests
 from dragoman.storage.atomic import replace_file
-from dragoman.storage.disk import (
+from dragoman.storage.disk_checks import (
     DiskFullError,
     os_errors_converted,
     require_disk_space,

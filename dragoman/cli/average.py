@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.printing import print_result
-from dragoman.storage.disk import require_parent_writable
+from dragoman.storage.disk_checks import require_parent_writable
 
 
 def average(

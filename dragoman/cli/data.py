@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dragoman.data.corpus import Corpus
-    from dragoman.data.label_checks import LabelReport
+    from dragoman.data.record_checks import RecordReport
 
 MAX_LABELS_SHOWN = 20  # rows of the table of labels; --json has all
 MAX_LINES_SHOWN = 5  # line numbers in a row of the table; --json has all
@@ -197,9 +197,9 @@ def _check_labelled(
     json: bool,
 ) -> None:
     """Check labelled files and print their labels and findings."""
-    from dragoman.data.byte_stream import open_input_file
-    from dragoman.data.label_checks import READERS, check_labels
-    from dragoman.data.record_reader import read_records, read_rows
+    from dragoman.data.compressed_files import open_input_file
+    from dragoman.data.labeled_records import read_records, read_rows
+    from dragoman.data.record_checks import READERS, check_labels
     from dragoman.training.progress import open_progress
 
     if task not in READERS:
@@ -276,7 +276,7 @@ def _check_labelled(
         raise typer.Exit(FINDINGS_EXIT_CODE)
 
 
-def _print_labels(report: LabelReport, unit: str) -> None:
+def _print_labels(report: RecordReport, unit: str) -> None:
     """Print the distribution of the labels, the most frequent first."""
     shown = list(report.labels.items())[:MAX_LABELS_SHOWN]
     most = max((count for _, count in shown), default=1)

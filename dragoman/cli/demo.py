@@ -12,7 +12,7 @@ import typer
 from dragoman.cli.durations import format_duration
 from dragoman.cli.options import DeviceOption
 from dragoman.cli.printing import print_result, print_table
-from dragoman.storage.disk import require_parent_writable
+from dragoman.storage.disk_checks import require_parent_writable
 
 if TYPE_CHECKING:
     from dragoman.demo.dates import DatePair

@@ -182,7 +182,7 @@ def _evaluate_task(
 ) -> None:
     """Score a model of another task and print its metrics."""
     from dragoman.bundle.format import read_command, read_task
-    from dragoman.data.byte_stream import open_input_file
+    from dragoman.data.compressed_files import open_input_file
     from dragoman.training.progress import open_progress
 
     if wrong:
@@ -250,7 +250,7 @@ def _format_cell(value: str | float) -> str:
 
 def _write_predictions(model: Path, files: list[Path], hyp: Path, device: str) -> None:
     """Write a line for each example of the test files."""
-    from dragoman.data.record_reader import read_records
+    from dragoman.data.labeled_records import read_records
     from dragoman.inference.predictors.catalogue import load
 
     predictor = load(model, device=device)

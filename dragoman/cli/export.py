@@ -10,9 +10,9 @@ import typer
 from dragoman.cli.options import JsonOption, TranslatorArgument
 from dragoman.cli.printing import print_json, print_note, print_result
 from dragoman.cli.progress import progress
-from dragoman.config import engine_names
+from dragoman.config import inference_choices
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.storage.disk import require_new_directory
+from dragoman.storage.disk_checks import require_new_directory
 
 TARGETS = ("dragoman", "ctranslate2", "huggingface", "onnx")
 
@@ -83,9 +83,9 @@ def export(
     if out is not None:
         require_new_directory(out)
     if to == "dragoman":
-        engine_names.check_bundle_quantization(quantization)
+        inference_choices.check_bundle_quantization(quantization)
     elif to == "ctranslate2":
-        engine_names.check_quantization(quantization)
+        inference_choices.check_quantization(quantization)
     if (src is None) != (ref is None):
         raise ConfigError([f"--src and --ref go together; found only {src or ref}; pass both"])
     if check is not None and src is not None:

@@ -11,7 +11,7 @@ from dragoman.cli.options import DefaultRunArgument, JsonOption
 from dragoman.cli.printing import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
 from dragoman.errors import ConfigError
-from dragoman.storage.disk import format_bytes
+from dragoman.storage.disk_checks import format_bytes
 
 if TYPE_CHECKING:
     from dragoman.bundle import Bundle, TaskBundle

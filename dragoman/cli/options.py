@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.printing import print_note, show_notes
 from dragoman.cli.progress import is_terminal
-from dragoman.config import engine_names
+from dragoman.config import inference_choices
 from dragoman.errors import BundleError
 
 SAMPLING_PANEL = "Sampling"
@@ -113,7 +113,7 @@ def check_run(context: typer.Context, path: Path) -> Path:
 
 def check_text(context: typer.Context, path: Path | None) -> Path | None:
     """Raise DataError unless a regular file can be opened."""
-    from dragoman.data.byte_stream import open_input_file
+    from dragoman.data.compressed_files import open_input_file
 
     if path is not None and not context.resilient_parsing:
         open_input_file(path).close()
@@ -233,7 +233,7 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         help="Device: auto, cpu, cuda, cuda:1 or mps.",
-        callback=_name_callback(engine_names.check_device),
+        callback=_name_callback(inference_choices.check_device),
     ),
 ]
 EngineOption = Annotated[
@@ -242,7 +242,7 @@ EngineOption = Annotated[
         "--engine",
         help="Inference engine: auto (the fastest one with the same precision and search, measured "
         "once), native, ctranslate2 or ctranslate2-int8.",
-        callback=_name_callback(engine_names.check_engine),
+        callback=_name_callback(inference_choices.check_engine),
     ),
 ]
 PrecisionOption = Annotated[
@@ -253,7 +253,7 @@ PrecisionOption = Annotated[
         "lower); "
         "on a GPU float16 or bfloat16. Default: float16 on GPUs that support it, else float32.",
         show_default=False,
-        callback=_name_callback(engine_names.check_precision),
+        callback=_name_callback(inference_choices.check_precision),
     ),
 ]
 ShortlistOption = Annotated[

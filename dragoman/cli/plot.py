@@ -312,7 +312,7 @@ class PlottedModel:
     @functools.cached_property
     def store(self) -> Any:
         """Labelled examples of a model of another task; None if there are none."""
-        from dragoman.data.record_reader import open_records
+        from dragoman.data.labeled_records import open_records
 
         task = self.predictor.task
         file = self._test or self._find_file(task.config.data.valid)
@@ -374,7 +374,7 @@ class PlottedModel:
         if self.task == "translate" and self.pairs is not None:
             return [text for text in self.pairs[0] if text.strip()][:most]
         if self.task != "translate" and self._test is not None:
-            from dragoman.data.record_reader import read_records
+            from dragoman.data.labeled_records import read_records
 
             records = read_records([self._test])
             return [
@@ -385,7 +385,7 @@ class PlottedModel:
         cases = [case["input"] for case in golden["cases"]][:most]
         if self.task == "translate":
             return cases
-        from dragoman.data.record_reader import Record
+        from dragoman.data.labeled_records import Record
 
         return [
             self.predictor.read_record(Record(self.path / "golden.json", number, case))

@@ -26,7 +26,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.storage.output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
-    from dragoman.data.record_reader import Record
+    from dragoman.data.labeled_records import Record
     from dragoman.inference.predictors.base import Predictor
 
 NOTES_SHOWN = 3
@@ -168,7 +168,7 @@ class InputRecords:
         """Yield the records of one file; pipes and standard input have lines of text."""
         if str(path) != "-" and path.is_file():
             self._ready = lambda: True
-            from dragoman.data.record_reader import read_records
+            from dragoman.data.labeled_records import read_records
 
             yield from read_records([path], max_line_bytes=4 * MAX_TEXT_CHARS)
             return
@@ -187,7 +187,7 @@ class InputRecords:
 
 
 def _number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
-    from dragoman.data.record_reader import TEXT, Record
+    from dragoman.data.labeled_records import TEXT, Record
 
     return (Record(path, number, {TEXT: line}) for number, line in enumerate(lines, 1))
 

@@ -359,7 +359,7 @@ def _finetune_settings(
 def check_corpus_files(config: Config | None) -> None:
     """Raise DataError unless every corpus file that the settings name can be opened."""
     from dragoman.config.config import CORPUS_SETTINGS
-    from dragoman.data.byte_stream import open_input_file
+    from dragoman.data.compressed_files import open_input_file
 
     for name in CORPUS_SETTINGS:
         named = getattr(config.data, name) if config else ""

@@ -157,8 +157,8 @@ def tune(
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
     from dragoman.config.set_task import GENERATED_PROBLEMS
-    from dragoman.lab.search_space import parse_search
     from dragoman.runtime.optional_packages import require_packages
+    from dragoman.tune.search_space import parse_search
 
     def with_overrides(base: Config | None) -> Config:
         return read_config(
@@ -188,8 +188,8 @@ def tune(
     require_packages("optuna")
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.lab.study import tune as run
     from dragoman.training.progress import open_progress
+    from dragoman.tune.study import tune as run
 
     logging.getLogger("dragoman").setLevel(logging.WARNING)  # not each trial's settings
     result = run(

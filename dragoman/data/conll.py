@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.data.text_lines import BadLine
 
 # Universal Dependencies, version 2. The names are those of our JSONL files.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config.config import DataConfig
-from dragoman.data.byte_stream import file_sha256
+from dragoman.data.compressed_files import file_sha256
 from dragoman.data.corpus import BadPair, Corpus
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
 from dragoman.errors import CorruptError, DataError
@@ -27,7 +27,7 @@ from dragoman.storage.atomic import (
     remove_flat_directory,
     staged_directory,
 )
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import write_manifest
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizers

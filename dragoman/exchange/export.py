@@ -13,7 +13,7 @@ import torch
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.bundle.format import require_bundle
 from dragoman.bundle.translation_bundle import build_loaded_model
-from dragoman.config.engine_names import check_bundle_quantization, check_quantization
+from dragoman.config.inference_choices import check_bundle_quantization, check_quantization
 from dragoman.errors import CorruptError
 from dragoman.evaluate.metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
@@ -31,7 +31,7 @@ from dragoman.inference.engine_directory import (
     require_replaceable,
 )
 from dragoman.runtime.optional_packages import require_packages
-from dragoman.storage.disk import require_disk_space, require_new_directory
+from dragoman.storage.disk_checks import require_disk_space, require_new_directory
 from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
 
 MIN_EQUAL_FLOAT32, MIN_EQUAL_QUANTIZED = (

@@ -24,7 +24,7 @@ from dragoman.bundle.translation_bundle import expected_weights
 from dragoman.config import Config, from_dict, to_dict
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError, DragomanError
 from dragoman.exchange.export import golden_texts, new_directory_path, require_close_log_probs
-from dragoman.exchange.huggingface_directory import (
+from dragoman.exchange.huggingface_reader import (
     ACTIVATIONS,
     RETRY_HINT,
     SIDES,
@@ -38,7 +38,7 @@ from dragoman.exchange.transformers_runner import TransformersRunner
 from dragoman.exchange.weight_names import from_hugging_face
 from dragoman.runtime.optional_packages import is_installed
 from dragoman.storage.atomic import staged_directory
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.special_tokens import BOS, SPECIAL_TOKENS
 from dragoman.text.tokenizer import NORMALIZATION_FORMS, TOKENIZER_ALGORITHMS, Tokenizer, Tokenizers

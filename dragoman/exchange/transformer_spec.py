@@ -14,7 +14,7 @@ from dragoman.attention.absolute_positions import Positions
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.prefix_lm import PrefixLM
+from dragoman.models.prefix_language_model import PrefixLM
 from dragoman.models.stack import Stack
 from dragoman.models.transformer import TransformerLayer
 

@@ -40,7 +40,7 @@ from dragoman.explain.teacher_forcing import (
     target_gradients,
 )
 from dragoman.layers.embedding import Embedding
-from dragoman.models.prefix_lm import PrefixLM
+from dragoman.models.prefix_language_model import PrefixLM
 
 GRADIENT_METHODS = ("attention_x_gradient", "input_x_gradient")  # from one backward pass per token
 METHODS = (*GRADIENT_METHODS, "integrated_gradients", "value_zeroing", "occlusion")

@@ -62,7 +62,7 @@ from dragoman.explain.teacher_forcing import ForcedTarget
 from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.gated_convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.prefix_lm import PrefixLM
+from dragoman.models.prefix_language_model import PrefixLM
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 from dragoman.text.tokenizer import Tokenizer, Tokenizers, normalize
 

@@ -58,7 +58,7 @@ from dragoman.explain.teacher_forcing import (
     target_gradients,
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.prefix_lm import PrefixLM
+from dragoman.models.prefix_language_model import PrefixLM
 
 MIN_ARGMAX_ROWS = 0.6  # of the rows: offset and align
 MIN_MASS = 0.5  # of the weight: sink, end, same token, same word, punctuation, rare

@@ -18,7 +18,7 @@ from dragoman._version import __version__
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
 from dragoman.errors import BundleError, CorruptError, DragomanError
-from dragoman.inference.trusted_engines import record_trust
+from dragoman.inference.engine_sandbox import record_trust
 from dragoman.storage import manifest
 from dragoman.storage.atomic import (
     FileRecord,
@@ -29,7 +29,7 @@ from dragoman.storage.atomic import (
     sync_directory,
     temporary_name,
 )
-from dragoman.storage.disk import (
+from dragoman.storage.disk_checks import (
     os_errors_converted,
     require_new_directory,
     require_parent_writable,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.config.engine_names import check_engine, check_precision
+from dragoman.config.inference_choices import check_engine, check_precision
 from dragoman.data.corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy
@@ -26,8 +26,8 @@ from dragoman.inference.engine_directory import (
     list_engine_names,
     verify_engine,
 )
+from dragoman.inference.engine_sandbox import is_trusted, record_trust, run_in_child
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.trusted_engines import is_trusted, record_trust, run_in_child
 from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
 from dragoman.storage import manifest
 
@@ -56,7 +56,7 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`dragoman.inference.trusted_engines`). An engine requested by name is tried in a child
+    trusted (`dragoman.inference.engine_sandbox`). An engine requested by name is tried in a child
     process first if it is not trusted. For a damaged one a warning is logged, and another one is
     used.
     """

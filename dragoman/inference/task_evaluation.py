@@ -14,7 +14,7 @@ from dragoman._version import __version__
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.task_bundle import build_loaded_task_model
 from dragoman.config import apply_overrides
-from dragoman.data.record_reader import open_records
+from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runtime.device import choose_device
 from dragoman.tasks.base import TaskScore

@@ -21,7 +21,7 @@ from dragoman.attention.attention_pooling import (
     StructuredPooling,
     overlap_penalty,
 )
-from dragoman.attention.softmax_gates import FeatureGate
+from dragoman.attention.feature_and_position_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.layers.classifier_features import (
@@ -38,8 +38,8 @@ from dragoman.layers.sequence_pooling import (
     MaxPooling,
     MeanPooling,
 )
+from dragoman.models.block_context import ForwardContext
 from dragoman.models.factory import build_stack, build_stack_input
-from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack

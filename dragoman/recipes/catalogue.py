@@ -528,19 +528,19 @@ RECIPES = Registry(
         task="language",
     ),
     devlin2019=Entry(
-        "dragoman.recipes.masked_lm:devlin2019",
+        "dragoman.recipes.masked_language_models:devlin2019",
         "BERT: masked tokens (Devlin et al. 2019)",
         family=LANGUAGE,
         task="language",
     ),
     yang2019=Entry(
-        "dragoman.recipes.masked_lm:yang2019",
+        "dragoman.recipes.masked_language_models:yang2019",
         "XLNet: a random order (Yang et al. 2019)",
         family=LANGUAGE,
         task="language",
     ),
     lan2020_lm=Entry(
-        "dragoman.recipes.masked_lm:lan2020_lm",
+        "dragoman.recipes.masked_language_models:lan2020_lm",
         "ALBERT: shared layers, sentence order (2020)",
         family=LANGUAGE,
         task="language",

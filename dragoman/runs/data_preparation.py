@@ -33,7 +33,7 @@ from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
 from dragoman.storage.atomic import replace_file
 from dragoman.storage.cache_directory import make_private_directory
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json
 from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers

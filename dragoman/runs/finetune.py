@@ -17,7 +17,7 @@ from dragoman.config import Config, to_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.atomic import sync_directory, temporary_name, write_file
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.tensor_files import read_header
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers

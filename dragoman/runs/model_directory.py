@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config import Config, from_dict, to_dict
-from dragoman.data.byte_stream import file_sha256
+from dragoman.data.compressed_files import file_sha256
 from dragoman.errors import (
     BundleError,
     ConfigError,
@@ -29,7 +29,7 @@ from dragoman.errors import (
 )
 from dragoman.storage import manifest
 from dragoman.storage.atomic import replace_file
-from dragoman.storage.disk import os_errors_converted, require_disk_space
+from dragoman.storage.disk_checks import os_errors_converted, require_disk_space
 from dragoman.storage.lock import DirectoryLock
 
 TRAINING_DIRECTORY = "training"

@@ -23,15 +23,15 @@ from dragoman.config.config import file_names
 from dragoman.data.batch_plan import Cursor, Plan
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record, open_records
+from dragoman.data.labeled_records import Record, open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runs.model_directory import DataFile, require_same_files
+from dragoman.runs.run_builder import DataSummary, RunBuilder
 from dragoman.runs.time_budget import TimeBudget
-from dragoman.runs.translation_builder import DataSummary, RunBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.atomic import replace_file
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TrainingTask, load_task
 from dragoman.training.data_loader import CollateFunction

@@ -27,8 +27,8 @@ from dragoman.runs.auto_config import (
     limit_steps,
     measure_corpus,
 )
+from dragoman.runs.bundle_contents import build_model_card, select_weights
 from dragoman.runs.data_preparation import PreparedData, open_corpora, prepare_data
-from dragoman.runs.final_model import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
     INIT_WEIGHTS_FILE,
@@ -45,9 +45,10 @@ from dragoman.runs.resource_estimate import (
     measure_random_throughput,
     require_model_fits_memory,
 )
+from dragoman.runs.run_builder import RunBuilder
 from dragoman.runs.task_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
-from dragoman.runs.translation_builder import RunBuilder, TranslationBuilder
+from dragoman.runs.translation_builder import TranslationBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.device import (
     CPU,

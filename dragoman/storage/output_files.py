@@ -15,7 +15,7 @@ from typing import IO, Any, TextIO
 
 from dragoman.errors import ConfigError, PermissionDeniedError
 from dragoman.storage.atomic import sync_directory, temporary_name
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
 
 
 def check_output_file(

@@ -17,7 +17,7 @@ from dragoman.data.batch_plan import BatchPlan, Plan, smallest_fitting_shape
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.registry import catalogue
 from dragoman.runtime import signals
 

@@ -18,7 +18,7 @@ from dragoman.data.batch_plan import BatchPlan, Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.evaluate.classification import score_classes, tune_thresholds
 from dragoman.models.classifier import (
     ClassifierModel,

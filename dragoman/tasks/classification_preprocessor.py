@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config
 from dragoman.config.config import file_names
-from dragoman.data.record_reader import Record, find_label_field, find_text_field, open_records
+from dragoman.data.labeled_records import Record, find_label_field, find_text_field, open_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.base import (
     ReadRecords,
 )
-from dragoman.text.ngrams import NgramTable, log_count_ratios
+from dragoman.text.ngram_features import NgramTable, log_count_ratios
 from dragoman.text.sentence_splitter import split_sentences
 from dragoman.text.vocabulary import (
     Labels,

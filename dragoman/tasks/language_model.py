@@ -18,8 +18,8 @@ from dragoman.data.batch_plan import Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.labeled_records import TEXT, Record, find_text_field, record_format
 from dragoman.data.language_model_segments import SegmentPlan
-from dragoman.data.record_reader import TEXT, Record, find_text_field, record_format
 from dragoman.errors import ConfigError
 from dragoman.models.language_model import (
     LanguageDropout,

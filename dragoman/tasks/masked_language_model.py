@@ -29,7 +29,7 @@ from dragoman.data.masked_tokens import (
 from dragoman.decoding.source_batch import pad_batch
 from dragoman.errors import DataError
 from dragoman.models.language_model import LanguageDropout
-from dragoman.models.masked_lm import MaskedLM, build_masked_lm, gather_positions
+from dragoman.models.masked_language_model import MaskedLM, build_masked_lm, gather_positions
 from dragoman.runtime import signals
 from dragoman.tasks.base import TaskScore
 from dragoman.tasks.language_model import MAX_NLL, LanguageTask

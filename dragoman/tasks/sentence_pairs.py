@@ -18,7 +18,7 @@ from dragoman.config import Config
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import FIRST_NAMES, SECOND_NAMES, Record, find_field
+from dragoman.data.labeled_records import FIRST_NAMES, SECOND_NAMES, Record, find_field
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.models.sentence_pair_classifier import (
     EXACT_MATCH,

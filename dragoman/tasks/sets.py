@@ -19,7 +19,7 @@ from dragoman.data.batch_plan import Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.data.set_dataset import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.data.synthetic_sets import (
     PROBLEMS,
@@ -29,7 +29,7 @@ from dragoman.data.synthetic_sets import (
     UniqueProblem,
 )
 from dragoman.errors import BundleError, DataError
-from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
+from dragoman.layers.stroke_image_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
 from dragoman.models.set_transformer import build_set_transformer
 from dragoman.runtime import signals
 from dragoman.tasks.base import (

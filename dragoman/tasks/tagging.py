@@ -16,7 +16,13 @@ from dragoman.config.tag import FREQUENCY_TARGET
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import TAG_NAMES, TOKEN_NAMES, Record, find_field, find_text_field
+from dragoman.data.labeled_records import (
+    TAG_NAMES,
+    TOKEN_NAMES,
+    Record,
+    find_field,
+    find_text_field,
+)
 from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
 from dragoman.layers.crf import AllowedTransitions, TagLoss, token_cross_entropy

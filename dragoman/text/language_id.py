@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import BundleError, DataError
-from dragoman.text.ngrams import hash_character_ngrams
+from dragoman.text.ngram_features import hash_character_ngrams
 from dragoman.text.tokenizer import normalize
 
 ORDER = 4  # longest n-grams, in characters

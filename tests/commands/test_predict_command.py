@@ -22,7 +22,7 @@ def make_length_classifier() -> Any:
     from torch import nn
 
     from dragoman.config import Config
-    from dragoman.data.record_reader import find_text_field
+    from dragoman.data.labeled_records import find_text_field
     from dragoman.explain.word_occlusion import SentenceSpans, explain_text, find_spans
     from dragoman.inference.predictors.base import Predictor
 

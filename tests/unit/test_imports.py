@@ -39,7 +39,7 @@ LAYERS = (
     ("exchange", "doctor"),
     ("runs",),
     ("demo",),
-    ("explore", "lab"),
+    ("explore", "tune"),
     ("cli",),
     ("__main__",),
 )

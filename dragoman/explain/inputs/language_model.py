@@ -42,9 +42,9 @@ from dragoman.explain.inputs.base import (
 )
 from dragoman.explain.inputs.labeled_text import BATCH_ROWS
 from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
-from dragoman.models.forward_context import ForwardContext
+from dragoman.models.block_context import ForwardContext
 from dragoman.models.language_model import NeuralLanguageModel
-from dragoman.models.masked_lm import MaskedLM, gather_positions
+from dragoman.models.masked_language_model import MaskedLM, gather_positions
 from dragoman.tasks.language_model import LanguageTask
 from dragoman.tasks.masked_language_model import MaskedLanguageTask
 from dragoman.text.language_model_tokenizer import (

@@ -20,7 +20,7 @@ from torch import nn
 
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.task_bundle import build_loaded_task_model
-from dragoman.data.record_reader import TEXT, Record
+from dragoman.data.labeled_records import TEXT, Record
 from dragoman.decoding.source_batch import group_by_length
 from dragoman.errors import ConfigError
 from dragoman.inference.line_buffer import FIRST_BUFFER_LINES, LineBuffers

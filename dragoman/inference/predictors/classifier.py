@@ -13,7 +13,7 @@ from torch import nn
 
 from dragoman.attention.recorder import find_attentions, record
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record, find_text_field
+from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.errors import DataError
 from dragoman.inference.line_segments import iter_texts
 from dragoman.inference.predictors.base import Predictor

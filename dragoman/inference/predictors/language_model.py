@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.data.record_reader import Record, find_text_field
+from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.decoding.constraint_automaton import (
     AutomatonState,
     CompiledConstraints,

@@ -18,7 +18,7 @@ from dragoman.inference.predictors.language_model import (
     TextScore,
 )
 from dragoman.inference.translation import truncate_repr
-from dragoman.models.masked_lm import MaskedLM
+from dragoman.models.masked_language_model import MaskedLM
 from dragoman.text.tokenizer import replace_control_chars
 
 if TYPE_CHECKING:

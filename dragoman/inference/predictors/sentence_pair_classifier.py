@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.recorder import record as record_attention
-from dragoman.data.record_reader import FIRST_NAMES, SECOND_NAMES, TEXT, Record, find_field
+from dragoman.data.labeled_records import FIRST_NAMES, SECOND_NAMES, TEXT, Record, find_field
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dragoman.data.record_reader import TEXT, Record
+from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.set_transformer import SetTransformer

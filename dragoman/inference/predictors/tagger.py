@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation import truncate_repr

@@ -13,7 +13,7 @@ from dragoman.checkpoint.retention import prune_oldest
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError, DiskError
 from dragoman.runtime import signals
-from dragoman.storage import disk, fault_injection
+from dragoman.storage import disk_checks, fault_injection
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +162,7 @@ def test_full_disk_never_removes_the_newest(run):
 
 def test_old_checkpoints_stay_if_removing_cannot_help(run, monkeypatch):
     save_checkpoint(run, 1, 2, 3)
-    monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 10)
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 10)
     monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
     monkeypatch.setattr("dragoman.checkpoint.retention._freed_bytes", lambda checkpoint: 1)
     with pytest.raises(DiskError, match="found 10 bytes free"):
@@ -209,7 +209,7 @@ def test_tolerated_failures_reset_after_a_success(run):
 
 def test_disk_space_is_checked_at_the_start(run, monkeypatch):
     run.require_checkpoint_space(checkpoint_tensors(1))
-    monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1000)
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskError, match="3 checkpoints") as caught:
         run.require_checkpoint_space(checkpoint_tensors(1))
     assert "1.0 kB free" in str(caught.value)

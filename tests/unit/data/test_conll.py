@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.record_reader import read_records
+from dragoman.data.labeled_records import read_records
 from dragoman.errors import DataError
 
 

@@ -17,7 +17,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_strategy import SearchStrategy
 from dragoman.errors import BundleError
-from dragoman.inference import NativeEngine, SearchRequest, Translator, trusted_engines
+from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_sandbox
 from dragoman.models.factory import build_model
 from dragoman.runtime.thread_map import map_in_threads
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
@@ -229,6 +229,6 @@ def test_a_failed_trial_reports_how_it_ended(
     code: int, stderr: bytes, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess([], code, b"", stderr)
-    monkeypatch.setattr(trusted_engines.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(engine_sandbox.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(BundleError, match=f"found {found}; use --engine native"):
-        trusted_engines.run_in_child("os:getpid", [], label="it", bytes=0)
+        engine_sandbox.run_in_child("os:getpid", [], label="it", bytes=0)

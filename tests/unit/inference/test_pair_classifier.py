@@ -7,7 +7,7 @@ import torch
 
 from dragoman.config import Config, ModelConfig, TextConfig
 from dragoman.config.sentence_pairs import PairsConfig
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictors.sentence_pair_classifier import PairClassifier, PairPrediction
 from dragoman.tasks.sentence_pairs import PairsTask

@@ -8,7 +8,7 @@ import torch
 
 from dragoman.config import Config, ModelConfig
 from dragoman.config.set_task import SetsConfig
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.set_model import SetModel
 from dragoman.tasks.sets import SetsTask

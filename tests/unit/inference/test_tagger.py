@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors import tagger as tagger_module
 from dragoman.inference.predictors.tagger import EMPTY_NOTE, Tagger

@@ -10,9 +10,9 @@ from tagging_kit import make_config, make_records
 
 from dragoman.bundle.task_bundle import task_text_files
 from dragoman.config import Config
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.runs import task_builder
-from dragoman.runs.translation_builder import RunBuilder
+from dragoman.runs.run_builder import RunBuilder
 from dragoman.tasks.tagging import TaggingTask
 
 

@@ -31,7 +31,7 @@ from dragoman.runs.model_directory import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.runs.validation_split import SplitCorpus, is_held_out
 from dragoman.runtime import signals
-from dragoman.storage.disk import DiskFullError
+from dragoman.storage.disk_checks import DiskFullError
 from dragoman.storage.lock import DirectoryLock
 from dragoman.tasks.translation import TranslationValidator
 from dragoman.text.tokenizer import train_tokenizers
@@ -672,7 +672,7 @@ def test_a_dry_run_rejects_what_the_run_would(corpus, monkeypatch):
         train(configured(corpus), corpus, dry_run=True)
     with pytest.raises(ConfigError, match="found 3 s, of which"):
         train(configured(corpus, "train.time_budget=3"), corpus / "other", dry_run=True)
-    monkeypatch.setattr("dragoman.storage.disk.free_disk_bytes", lambda path: 1000)
+    monkeypatch.setattr("dragoman.storage.disk_checks.free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskFullError, match="space for the checkpoints must fit"):
         train(configured(corpus), corpus / "other", dry_run=True)
 

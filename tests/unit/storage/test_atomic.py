@@ -14,7 +14,7 @@ import pytest
 from sync_kit import SyncRecorder
 
 from dragoman.errors import ConfigError, DiskError, PermissionDeniedError
-from dragoman.storage import disk, fault_injection
+from dragoman.storage import disk_checks, fault_injection
 from dragoman.storage.atomic import (
     hash_file,
     is_process_alive,
@@ -183,8 +183,8 @@ def test_faults_come_from_the_environment(action, code):
 @pytest.mark.parametrize(
     ("number", "kind", "code"),
     [
-        (errno.ENOSPC, disk.DiskFullError, 74),
-        (errno.EDQUOT, disk.DiskFullError, 74),
+        (errno.ENOSPC, disk_checks.DiskFullError, 74),
+        (errno.EDQUOT, disk_checks.DiskFullError, 74),
         (errno.EFBIG, DiskError, 74),
         (errno.EIO, DiskError, 74),
         (errno.EACCES, PermissionDeniedError, 77),
@@ -192,7 +192,7 @@ def test_faults_come_from_the_environment(action, code):
     ],
 )
 def test_system_errors_become_ours(tmp_path, number, kind, code):
-    with pytest.raises(kind) as caught, disk.os_errors_converted(tmp_path):
+    with pytest.raises(kind) as caught, disk_checks.os_errors_converted(tmp_path):
         raise OSError(number, os.strerror(number))
     assert type(caught.value) is kind
     assert caught.value.exit_code == code
@@ -201,14 +201,14 @@ def test_system_errors_become_ours(tmp_path, number, kind, code):
 
 
 def test_require_disk_space_reports_both_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1_500_000)
-    disk.require_disk_space(tmp_path, 1_500_000, "the checkpoints")
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 1_500_000)
+    disk_checks.require_disk_space(tmp_path, 1_500_000, "the checkpoints")
     with pytest.raises(DiskError, match=r"takes 2\.0 GB; found 1\.5 MB free"):
-        disk.require_disk_space(tmp_path, 2_000_000_000, "the checkpoints")
+        disk_checks.require_disk_space(tmp_path, 2_000_000_000, "the checkpoints")
 
 
 def test_format_bytes():
-    assert [disk.format_bytes(n) for n in (999, 1500, 2.5e6, 3e9, 4e12)] == [
+    assert [disk_checks.format_bytes(n) for n in (999, 1500, 2.5e6, 3e9, 4e12)] == [
         "999 bytes",
         "1.5 kB",
         "2.5 MB",
@@ -218,11 +218,11 @@ def test_format_bytes():
 
 
 def test_writable_makes_the_directory(tmp_path):
-    disk.require_writable(tmp_path / "a" / "b")
+    disk_checks.require_writable(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DiskError, match="file"):
-        disk.require_writable(tmp_path / "file")
+        disk_checks.require_writable(tmp_path / "file")
 
 
 def test_is_process_alive() -> None:

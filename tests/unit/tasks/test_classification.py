@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from dragoman.bundle import format as bundle_format
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.data.record_reader import Record, read_records
+from dragoman.data.labeled_records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.classification_preprocessor import split_document

@@ -19,7 +19,7 @@ from training_kit import FakeCUDAGraphRunner, assert_same_run
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch, build_stream
 from dragoman.text.special_tokens import BOS, EOS, UNK

@@ -18,9 +18,9 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.config.language_model import LanguageConfig
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
-from dragoman.models.masked_lm import MaskedLM
+from dragoman.models.masked_language_model import MaskedLM
 from dragoman.tasks.language_model import LanguageTask
 from dragoman.tasks.masked_language_model import MaskedBatch, MaskedLanguageTask
 from dragoman.text.special_tokens import BOS, EOS

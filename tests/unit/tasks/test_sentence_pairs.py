@@ -10,7 +10,7 @@ import torch
 
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.sentence_pairs import PairsConfig
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.models.sentence_pair_classifier import EXACT_MATCH, SECOND_SENTENCE, STEM_MATCH
 from dragoman.ops import IGNORE_INDEX

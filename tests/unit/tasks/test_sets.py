@@ -12,7 +12,7 @@ from torch import distributions
 from dragoman.config import Config, ModelConfig, TrainConfig, apply_overrides
 from dragoman.config.set_task import SetsConfig
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.set_objectives import Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask, SetsText

@@ -12,7 +12,7 @@ import torch
 
 from dragoman.config.config import DataConfig
 from dragoman.config.tag import TagConfig
-from dragoman.data.record_reader import Record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.text.special_tokens import UNK

@@ -15,7 +15,7 @@ import pytest
 from dragoman.errors import BundleError, DataError
 from dragoman.text import language_id as module
 from dragoman.text.language_id import FEATURES, SMOOTHING, LanguageIdentifier
-from dragoman.text.ngrams import hash_character_ngrams
+from dragoman.text.ngram_features import hash_character_ngrams
 
 DATA = Path(
     os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")

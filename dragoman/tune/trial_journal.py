@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import CorruptError, encode_json
-from dragoman.lab.search_space import SearchParameter, Value
 from dragoman.storage.atomic import open_run_file, sync_directory
-from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.tune.search_space import SearchParameter, Value
 
 JOURNAL_FILE = "journal.jsonl"
 FORMAT = 1

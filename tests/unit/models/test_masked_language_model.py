@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dragoman.config import ModelConfig
 from dragoman.data.masked_tokens import choose_positions, factorization_ranks
-from dragoman.models.masked_lm import MaskedLM, build_masked_lm, gather_positions
+from dragoman.models.masked_language_model import MaskedLM, build_masked_lm, gather_positions
 
 VOCABULARY, LENGTH = 20, 9
 

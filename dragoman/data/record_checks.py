@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.data.corpus_checks import overlap_key
-from dragoman.data.record_reader import (
+from dragoman.data.labeled_records import (
     FIRST_NAMES,
     SECOND_NAMES,
     TAG_NAMES,
@@ -108,7 +108,7 @@ _MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a dupli
 
 
 @dataclass(frozen=True, slots=True)
-class LabelFinding:
+class RecordFinding:
     """The result of a check: number of examples, their lines, and what to do about them."""
 
     check: str
@@ -124,14 +124,14 @@ class LabelFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelReport:
+class RecordReport:
     """The labels of a file with their counts, and the findings."""
 
     examples: int
     labels: dict[str, int]  # most frequent first
     multi_label: bool  # whether some text has more or fewer labels than one
     mean_words: float
-    findings: list[LabelFinding]
+    findings: list[RecordFinding]
 
 
 def check_labels(
@@ -142,7 +142,7 @@ def check_labels(
     text_field: str = "",
     label_field: str = "",
     progress: Callable[[int], None] | None = None,
-) -> LabelReport:
+) -> RecordReport:
     """Check the records of a task's labelled file; overlap is checked with `held_out` records.
 
     Two texts are equal if their letters and digits are, whatever their case.
@@ -189,11 +189,11 @@ def check_labels(
             lines["rare-label"] += where
     lines["rare-label"].sort(key=lambda line: (isinstance(line, str), line))
     findings = [
-        LabelFinding(check, code, len(lines[code]), lines[code], advice if lines[code] else "")
+        RecordFinding(check, code, len(lines[code]), lines[code], advice if lines[code] else "")
         for code, (check, advice) in _CHECKS.items()
         if (code != "leak" or held_out_keys) and code in _UNLABELLED.get(task, _CHECKS)
     ]
-    return LabelReport(
+    return RecordReport(
         examples,
         dict(sorted(counts.items(), key=lambda each: (-each[1], each[0]))),
         multi_label,

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.config import Config, read_config
 from dragoman.errors import ConfigError
-from dragoman.lab.search_space import (
+from dragoman.tune.search_space import (
     SearchParameter,
     apply_values,
     current_value,

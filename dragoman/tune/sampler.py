@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dragoman.lab.search_space import SearchParameter, Value
-from dragoman.lab.trial_journal import COMPLETE, FAILED, PRUNED, RUNNING, TrialRecord
+from dragoman.tune.search_space import SearchParameter, Value
+from dragoman.tune.trial_journal import COMPLETE, FAILED, PRUNED, RUNNING, TrialRecord
 
 if TYPE_CHECKING:
     import optuna

@@ -4,7 +4,12 @@ import math
 
 import torch
 
-from dragoman.layers.glyph_encoder import IMAGE_SIZE, STROKE_RADIUS, GlyphEncoder, render_strokes
+from dragoman.layers.stroke_image_encoder import (
+    IMAGE_SIZE,
+    STROKE_RADIUS,
+    GlyphEncoder,
+    render_strokes,
+)
 
 
 def test_pixels_are_dark_by_their_distance_from_the_nearest_segment():

@@ -36,38 +36,6 @@ from dragoman.errors import (
     DragomanError,
     StoppedError,
 )
-from dragoman.lab.base_config import BEST_FILE, choose_base, format_settings
-from dragoman.lab.objective import (
-    Objective,
-    choose_metric,
-    choose_objective,
-    count_tokens_per_character,
-)
-from dragoman.lab.sampler import build_optuna_study, suggest_value
-from dragoman.lab.search_space import (
-    SearchParameter,
-    Value,
-    apply_values,
-    format_value,
-    parse_search,
-)
-from dragoman.lab.trial_journal import (
-    COMPLETE,
-    FAILED,
-    FORMAT,
-    PRUNED,
-    RUNNING,
-    TrialJournal,
-    TrialRecord,
-)
-from dragoman.lab.trial_report import (
-    best_trial,
-    draw_trials,
-    format_metric,
-    format_table,
-    rank_trials,
-    write_csv,
-)
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import apply_step_count
 from dragoman.runs.model_directory import DataFile, OutputDirectory, require_same_files
@@ -76,7 +44,7 @@ from dragoman.runtime import signals
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.storage.atomic import replace_file
-from dragoman.storage.disk import os_errors_converted, require_writable
+from dragoman.storage.disk_checks import os_errors_converted, require_writable
 from dragoman.storage.lock import DirectoryLock
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.data_loader import derive_seed
@@ -86,6 +54,38 @@ from dragoman.training.progress import (
     QuietProgress,
     TrainingDisplay,
     format_duration,
+)
+from dragoman.tune.base_config import BEST_FILE, choose_base, format_settings
+from dragoman.tune.objective import (
+    Objective,
+    choose_metric,
+    choose_objective,
+    count_tokens_per_character,
+)
+from dragoman.tune.sampler import build_optuna_study, suggest_value
+from dragoman.tune.search_space import (
+    SearchParameter,
+    Value,
+    apply_values,
+    format_value,
+    parse_search,
+)
+from dragoman.tune.trial_journal import (
+    COMPLETE,
+    FAILED,
+    FORMAT,
+    PRUNED,
+    RUNNING,
+    TrialJournal,
+    TrialRecord,
+)
+from dragoman.tune.trial_report import (
+    best_trial,
+    draw_trials,
+    format_metric,
+    format_table,
+    rank_trials,
+    write_csv,
 )
 
 if TYPE_CHECKING:

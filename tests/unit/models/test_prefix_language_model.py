@@ -10,10 +10,10 @@ from dragoman.attention import masks
 from dragoman.attention.recorder import record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
+from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.factory import build_model, count_parameters, summarize_model
-from dragoman.models.forward_context import ForwardContext
-from dragoman.models.prefix_lm import PrefixLM
+from dragoman.models.prefix_language_model import PrefixLM
 
 VOCABULARY = 16
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, suggest_name
-from dragoman.lab.search_space import SearchParameter
 from dragoman.runs.data_preparation import open_corpora
 from dragoman.text.tokenizer import load_tokenizers
 from dragoman.training.train_state import LOWER_IS_BETTER
+from dragoman.tune.search_space import SearchParameter
 
 TOKENIZED_SENTENCES = 2000  # validation sentences that the tokens per character are counted on
 

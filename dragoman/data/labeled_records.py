@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config.config import DataConfig
-from dragoman.data.byte_stream import FileStream
+from dragoman.data.compressed_files import FileStream
 from dragoman.data.tabular_files import ROW_READERS, TableRow
 from dragoman.data.text_lines import BadLine, read_line_blocks
 from dragoman.errors import DataError, suggest_name

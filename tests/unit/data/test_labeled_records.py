@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dragoman.config.config import DataConfig
-from dragoman.data.record_reader import (
+from dragoman.data.labeled_records import (
     Record,
     find_field,
     find_label_field,

@@ -25,10 +25,10 @@ from dragoman.errors import (
     LockedError,
     StoppedError,
 )
-from dragoman.lab import study as study_module
-from dragoman.lab.study import StudyResult, tune
 from dragoman.storage.lock import DirectoryLock
 from dragoman.training.progress import QuietProgress
+from dragoman.tune import study as study_module
+from dragoman.tune.study import StudyResult, tune
 
 SEARCH = ("model.dropout=0.0..0.4", "train.optimizer=adam,adamw")
 Run = Callable[..., Any]
@@ -532,7 +532,7 @@ def test_a_huge_journal_is_rejected(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(1)
-    monkeypatch.setattr("dragoman.lab.trial_journal.MAX_JOURNAL_BYTES", 100)
+    monkeypatch.setattr("dragoman.tune.trial_journal.MAX_JOURNAL_BYTES", 100)
     with pytest.raises(CorruptError, match=r"found [\d,]+ bytes"):
         run(2)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import read_config
-from dragoman.lab.objective import (
+from dragoman.text.tokenizer import save_tokenizers, train_tokenizers
+from dragoman.tune.objective import (
     Objective,
     choose_metric,
     choose_objective,
     count_tokens_per_character,
 )
-from dragoman.lab.search_space import parse_search
-from dragoman.text.tokenizer import save_tokenizers, train_tokenizers
+from dragoman.tune.search_space import parse_search
 
 BASE = read_config(recipe="small")
 

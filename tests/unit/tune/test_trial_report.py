@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.lab import trial_report
-from dragoman.lab.search_space import SearchParameter
-from dragoman.lab.trial_journal import TrialRecord
-from dragoman.lab.trial_report import best_trial, draw_trials, format_table, rank_trials, write_csv
+from dragoman.tune import trial_report
+from dragoman.tune.search_space import SearchParameter
+from dragoman.tune.trial_journal import TrialRecord
+from dragoman.tune.trial_report import best_trial, draw_trials, format_table, rank_trials, write_csv
 
 SPACE = (
     SearchParameter("model.dropout", low=0.0, high=0.4),

@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.data.corpus import SentencePair
 from dragoman.errors import CorruptError
 from dragoman.runs import resource_estimate
-from dragoman.runs.final_model import (
+from dragoman.runs.bundle_contents import (
     NUM_GOLDEN_SENTENCES,
     select_golden_sentences,
     select_weights,

@@ -18,10 +18,10 @@ from dragoman.explain.figure_style import (
     save_figure,
     use_log_scale,
 )
-from dragoman.lab.search_space import SearchParameter, format_value
-from dragoman.lab.trial_journal import COMPLETE, FAILED, PRUNED, RUNNING, TrialRecord
 from dragoman.storage.atomic import replace_file
 from dragoman.training.progress import format_duration
+from dragoman.tune.search_space import SearchParameter, format_value
+from dragoman.tune.trial_journal import COMPLETE, FAILED, PRUNED, RUNNING, TrialRecord
 
 TABLE_COLUMNS = 80
 _PANELS_PER_ROW = 3

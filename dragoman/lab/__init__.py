@@ -1,1 +1,0 @@
-"""Experiments built on the public functions of the library: hyperparameter search."""

@@ -1,0 +1,1 @@
+"""Hyperparameter search, built on the public functions of the library."""
