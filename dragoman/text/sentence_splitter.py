@@ -82,10 +82,8 @@ def _sentence_spans(text: str) -> list[_Span]:
             break
         if match["stop"] and not _ends_sentence(text, start, match):
             continue
-        end = match.end(match.lastgroup or 0)
-        if text[start:end].strip():
-            spans.append(_Span(start, end))
-            start = match.end()
+        spans.append(_Span(start, match.end(match.lastgroup or 0)))
+        start = match.end()
     return [*spans, _Span(start, len(text))]
 
 

@@ -47,6 +47,21 @@ def test_pairs_are_written(
     assert "3 pairs of 4 lines; dropped 1 empty" in capsys.readouterr().err
 
 
+def test_samples_are_drawn_with_the_given_seed_by_default_1(
+    bundle: Path, mono: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+
+    def translate(_: Translator, texts: list[str], **options: object) -> list[str]:
+        seeds.append(options["seed"])
+        return ["x"] * len(texts)
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    for given in ([], ["--seed", "1"], ["--seed", "3"]):
+        assert augment(bundle, mono, "--sample", "--overwrite", *given) == 0
+    assert seeds == [synthetic_pairs.block_seed(seed, 0) for seed in (1, 1, 3)]
+
+
 def test_an_interruption_reports_how_to_resume(
     bundle: Path,
     mono: Path,

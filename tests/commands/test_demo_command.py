@@ -14,6 +14,8 @@ from dragoman.cli.app import main
 from dragoman.demo import run
 from dragoman.demo.dates import DatePair, make_date_splits
 from dragoman.errors import StoppedError
+from dragoman.explain.explanation import Explanation
+from dragoman.inference import Translator
 
 pytest.importorskip("babel")
 
@@ -34,7 +36,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The corpus is generated, so that no download is needed (annotated-transformer#96)."""
     model = tmp_path / "demo-model"
     assert main(["demo", "--out", str(model)]) == 0
@@ -53,8 +57,20 @@ def test_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     capsys.readouterr()
     assert main([*commands[0][1:], "--json"]) == 0, "and they work"
     assert json.loads(capsys.readouterr().out)["sentences"] == 40
+    explained, explain = list[str](), Translator.explain
+
+    def spy(translator: Translator, text: str) -> Explanation:
+        explained.append(text)
+        return explain(translator, text)
+
+    monkeypatch.setattr(Translator, "explain", spy)
     assert main(["demo", "--out", str(model)]) == 0
-    assert "is already trained and is reused" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "is already trained and is reused" in captured.err
+    table = captured.out.partition("Held-out dates:")[2].splitlines()
+    rows = [line for line in table if line.strip()][1:]
+    assert rows[0].strip().startswith(explained[0]), "the first example is the one plotted"
+    assert len(explained) == 1
 
 
 @pytest.mark.usefixtures("small")

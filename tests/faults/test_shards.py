@@ -20,6 +20,10 @@ def files_of(directory: Path, step: int) -> set[str]:
     return {path.name for path in (directory / f"step-{step:08d}").iterdir()}
 
 
+def validations_of(directory: Path) -> list[dict]:
+    return [record for record in log_of(directory) if record.get("event") == "validation"]
+
+
 def output_of(directory: Path) -> str:
     return directory.with_name("output").read_text()
 
@@ -130,15 +134,20 @@ def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
     ids=lambda model: ", ".join(str(value) for value in model.values()),
 )
 def test_fsdp_supports_every_kind_of_model(fork_server, tmp_path, model):
-    """Tied, shared and dropped layers, scalars, RNNs, and reversible layers."""
+    """Tied, shared and dropped layers, scalars, RNNs, and reversible layers.
+
+    The gathered weights give the same validation losses, too.
+    """
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     # Adam divides by a gradient's own size: the last bit of one that should be zero, a key's
     # bias for instance, becomes a whole step.
     settings = {"steps": 8, "gradient_accumulation": 3, "model": model, "epsilon": 1e-4}
     assert run_ranks(fork_server, one, 1, **settings) == [0], output_of(one)
     assert run_ranks(fork_server, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
-    losses = [[record["loss"] for record in steps_of(each)] for each in (one, two)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for records_of, count in ((steps_of, 8), (validations_of, 2)):
+        losses = [[record["loss"] for record in records_of(each)] for each in (one, two)]
+        assert len(losses[0]) == count
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "weights-1-of-2.safetensors" in files_of(two, 8)
 
 
@@ -170,6 +179,17 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(fork_server, tmp_pa
     ranks[1].send(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [75, 75], output_of(directory)
     assert RunDirectory(directory).latest().step == last_step(directory)
+
+
+def test_resumed_run_repeats_an_interrupted_validation_before_its_first_step(fork_server, tmp_path):
+    """Rank 0 runs the forward passes alone, before FSDP has seen one of all ranks."""
+    directory = tmp_path / "run"
+    settings = {"steps": 8, "gradient_accumulation": 2, "fsdp": "on"}
+    ranks = start_ranks(fork_server, directory, 2, faults={0: "valid.mid:1:stop"}, **settings)
+    assert [rank.wait() for rank in ranks] == [75, 75], output_of(directory)
+    assert not validations_of(directory)
+    assert run_ranks(fork_server, directory, 2, **settings) == [0, 0], output_of(directory)
+    assert [record["step"] for record in validations_of(directory)] == [4, 8]
 
 
 @pytest.mark.timeout(60)  # the survivor has 30 s

@@ -7,6 +7,7 @@ in every block, so all of them must run the same passes in the same order.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -185,7 +186,8 @@ class ShardedDataParallel:
             self._world.run_collective(self._gather)
             if not self._world.is_rank_zero:
                 self._scatter()
-            yield
+            with _forward_hooks_removed(self._units):
+                yield
         finally:
             self._scatter()
 
@@ -195,13 +197,11 @@ class ShardedDataParallel:
 
     def _gather(self) -> None:
         for unit in self._units:
-            unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
     def _scatter(self) -> None:
         for unit in self._units:
             unit.reshard()
-            unit.set_reshard_after_forward(not isinstance(unit, _LossModule), recurse=False)
 
 
 class _ShardedTask:
@@ -263,6 +263,24 @@ def _apply_fully_shard(
         unit.set_gradient_divide_factor(1.0)  # a sum: the step divides once
         unit.set_force_sum_reduction_for_comms(True)  # gloo supports no other
     return units
+
+
+@contextmanager
+def _forward_hooks_removed(units: list[FSDPModule]) -> Iterator[None]:
+    """Call the units as ordinary modules, without the hooks that gather and free their weights.
+
+    A forward pass of one rank alone must not communicate. FSDP would also record it and prefetch
+    by that record in the next backward pass, on this rank only: all ranks would wait forever.
+    """
+    modules = [unit for unit in units if isinstance(unit, nn.Module)]
+    hooks = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    for module in modules:
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for module, (before, after) in zip(modules, hooks, strict=True):
+            module._forward_pre_hooks, module._forward_hooks = before, after
 
 
 def _register_tensor(root: nn.Module, path: str, tensor: Tensor) -> None:

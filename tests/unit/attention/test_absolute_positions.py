@@ -77,6 +77,13 @@ def test_positions_past_the_table_are_computed() -> None:
     torch.testing.assert_close(short.vectors(1_000_000, 1), long.vectors(1_000_000, 1))
 
 
+def test_rows_of_the_table_are_read_up_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing them copies from the CPU, which a CUDA graph cannot capture."""
+    positions = SinusoidalPositions(width=6, max_positions=8)
+    monkeypatch.setattr(positions, "compute", None)
+    assert torch.equal(positions.vectors(5, 3), positions.table[5:])
+
+
 def test_positions_past_the_learned_table_raise() -> None:
     """Too long is an error with the numbers, not an index error from the depths
     (huggingface/transformers#11958).

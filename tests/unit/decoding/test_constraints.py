@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config.config import TextConfig
+from dragoman.decoding import constraint_automaton
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import (
     AutomatonState,
@@ -337,6 +338,13 @@ def test_bytes_form_valid_characters(
     assert expected
 
 
+def test_bytes_are_complete_wherever_their_tokens_stand() -> None:
+    every: list[str | bytes | None] = [bytes([byte]) for byte in range(256)]
+    assert TokenCharacters([*every, None], end=256).has_bytes
+    assert TokenCharacters([None, *every], end=0).has_bytes
+    assert not TokenCharacters([None, *every[1:]], end=0).has_bytes
+
+
 def test_the_bounds_of_a_utf8_prefix_are_those_of_its_characters() -> None:
     rng = random.Random(0)
     codes = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFFF, 0x10000, 0x10FFFF]
@@ -528,3 +536,22 @@ def test_what_a_mirrored_character_became_decides_the_rest() -> None:
         automaton = CompiledConstraints(constraints, CHARACTERS).bind(source)
         found = {decode(CHARACTERS, TEXTS[id(CHARACTERS)], each) for each in outputs(automaton, 4)}
         assert {each for each in found if " " not in each and "，" not in each} == expected
+
+
+@pytest.mark.parametrize("pattern", ["z(,z|bq)", "z(bz|,q)"])
+@pytest.mark.parametrize("letters", ["bq,z", ",bqz", "zq,b", "zqb,"])
+def test_no_copy_tells_punctuation_from_letters(pattern: str, letters: str) -> None:
+    """A search that takes a comma and a letter for interchangeable tries only one of them."""
+    compiled = CompiledConstraints(
+        [NoCopy(), Regex(pattern)], TokenCharacters([*SPECIAL, *letters])
+    )
+    assert compiled.bind("123").is_possible(3)
+
+
+def test_unfinished_search_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A completion that is not found within the limit on states counts as none."""
+    source, limit = "xyxyx", 5
+    compiled = CompiledConstraints([Mirror(), EqualLength(), Regex(".*[bc]")], CHARACTERS)
+    assert compiled.bind(source).is_possible(limit)
+    monkeypatch.setattr(constraint_automaton, "MAX_SEARCHED_STATES", 1)
+    assert not compiled.bind(source).is_possible(limit)

@@ -76,6 +76,10 @@ def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
     assert expected_calibration_error(np.array([0.5]), np.array([False]), bins=2) == 0.5
     assert expected_calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0.0
     assert expected_calibration_error(np.zeros(0), np.zeros(0, bool)) == 0.0
+    # A probability that rounding lifts above 1 belongs to the last bin.
+    confidence, right = np.array([1 + 1e-7, 0.95]), np.array([False, True])
+    found = expected_calibration_error(confidence, right, bins=10)
+    assert found == pytest.approx((1 - 0.05) / 2)
 
 
 def test_calibration_error_with_bins_of_equal_mass() -> None:

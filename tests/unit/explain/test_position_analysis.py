@@ -72,6 +72,12 @@ def test_every_encoding_is_described(positions: str, kind: str, said: str) -> No
     assert found.positions["reach"] is None
 
 
+@pytest.mark.parametrize(("src", "tgt"), [(5, 40), (40, 5)])
+def test_similarity_covers_the_longer_side(src: int, tgt: int) -> None:
+    forced = tiny_pair(tiny_model(positions="sinusoidal"), src=src, tgt=tgt)
+    assert summarize_positions(forced, SITES).arrays[SIMILARITY].shape == (40, 40)
+
+
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_similarity_is_the_cosine_of_position_vectors(positions: str) -> None:
     model = tiny_model(positions=positions)

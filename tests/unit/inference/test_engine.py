@@ -232,3 +232,20 @@ def test_a_failed_trial_reports_how_it_ended(
     monkeypatch.setattr(engine_sandbox.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(BundleError, match=f"found {found}; use --engine native"):
         engine_sandbox.run_in_child("os:getpid", [], label="it", bytes=0)
+
+
+def test_address_space_of_a_trial_grows_with_the_files_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = list[list[str]]()
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, b"", b"")
+
+    monkeypatch.setattr(engine_sandbox.subprocess, "run", run)
+    for size in (0, 3 << 30):
+        engine_sandbox.run_in_child("os:getpid", ["model"], label="it", bytes=size)
+    limits = [int(command[-2]) for command in commands]
+    assert limits[1] - limits[0] == 4 * (3 << 30)
+    assert [command[-1] for command in commands] == ["model", "model"]

@@ -502,6 +502,17 @@ def test_texts_of_a_repr_are_cut_past_sixty_characters() -> None:
     assert truncate_repr("a" * 61) == repr("a" * 59) + "…"
 
 
+@pytest.mark.parametrize(
+    ("src_lang", "tgt_lang", "shown"),
+    [("de", "en", "de to en, recipe"), ("de", "", "(recipe"), ("", "en", "(recipe")],
+)
+def test_repr_shows_languages_if_both_are_known(
+    tokenizers: Tokenizers, src_lang: str, tgt_lang: str, shown: str
+) -> None:
+    config = CONFIG.replace(data={"src_lang": src_lang, "tgt_lang": tgt_lang})
+    assert shown in repr(build_copying_translator(tokenizers, config))
+
+
 def test_packing_masks_by_length() -> None:
     """A mask comes from lengths, never from values (Kyubyong/transformer#33)."""
     ids, mask = pad_batch([[5, PAD, 6], [7]])

@@ -90,6 +90,24 @@ def test_one_hot_filters_equal_convolutions_of_one_hot_vectors() -> None:
     assert not bank.tables[0].grad[0].any()  # padding
 
 
+def test_windows_of_padding_alone_are_not_pooled() -> None:
+    """Their response is the bias, here more than that of any window with a word."""
+    bank = FilterBank(2, widths=(1, 3), filters=1)
+    one_hot = OneHotFilterBank(7, widths=(1, 3), filters=1)
+    with torch.no_grad():
+        for convolution in bank.convolutions:
+            convolution.weight.fill_(-0.1)
+            convolution.bias.fill_(1.0)
+        for table, bias in zip(one_hot.tables, one_hot.biases, strict=True):
+            table[1:].fill_(-0.1)
+            bias.fill_(1.0)
+    x, tokens = torch.ones(1, 5, 2), torch.full((1, 5), 4)
+    mask = torch.arange(5).unsqueeze(0) < 2
+    torch.testing.assert_close(bank(x, mask), bank(x[:, :2], None))
+    torch.testing.assert_close(one_hot(tokens, mask), one_hot(tokens[:, :2], None))
+    torch.testing.assert_close(one_hot(tokens, mask), torch.full((1, 2), 0.9))
+
+
 def test_ngram_logits_are_weighted_sums() -> None:
     torch.manual_seed(0)
     bag = NgramBag(6, 2)

@@ -1,5 +1,5 @@
 """Rules of a language model's settings; those with a task are in
-tests/unit/tasks/test_language.py.
+tests/unit/tasks/test_language_model.py.
 """
 
 from __future__ import annotations

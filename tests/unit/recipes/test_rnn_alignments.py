@@ -33,6 +33,8 @@ NAMES = ("raffel2017", "chorowski2015")
 def test_the_alignment_is_the_papers(name: str, alignment: str) -> None:
     config: Config = RECIPES.load(name)()
     assert f"alignment={alignment}" in config.model.decoder[0]
+    # Only summaries are written in the vocabulary of their source.
+    assert config.text.shared_vocab is (name == "see2017")
     with torch.device("meta"):
         model = build_model(
             config.model,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
 from dragoman.runs import auto_config
 from dragoman.runs.auto_config import (
@@ -20,6 +21,7 @@ from dragoman.runs.auto_config import (
     choose_config,
     choose_dropout,
     choose_vocab_size,
+    limit_steps,
     measure_corpus,
 )
 
@@ -212,3 +214,25 @@ def test_a_survey_extrapolates_from_the_fraction_that_was_read(tmp_path: Path) -
     assert measure_corpus(corpus, most=20_000) == whole
     for mine, exact in zip(sampled, whole, strict=True):
         assert isinstance(mine, bool) or mine == pytest.approx(exact, rel=0.2)
+
+
+def test_lower_step_limit_sets_all_intervals_but_those_that_are_kept():
+    config = Config().replace(
+        train={"steps": 1000, "warmup_steps": 400, "checkpoint_every": 3, "validate_every": 500}
+    )
+    assert limit_steps(config, 1000) is config
+
+    def limited(*keep: str) -> tuple[int, ...]:
+        train = limit_steps(config, 100, validations=4, keep=keep).train
+        return train.steps, train.warmup_steps, train.checkpoint_every, train.validate_every
+
+    assert limited() == (100, 10, 25, 25)
+    assert limited("train.validate_every") == (100, 10, 25, 500)
+    assert limited("train.checkpoint_every", "train.warmup_steps") == (100, 400, 3, 25)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "shown"), [(999.4, "999 epochs"), (1000.4, "over 1,000 epochs")]
+)
+def test_reason_of_r_drop_rounds_the_epochs(epochs, shown):
+    assert f"there is time for {shown}" in auto_config._explain_r_drop(epochs)

@@ -74,6 +74,14 @@ def test_the_newest_checkpoints_are_averaged_before_the_best_is_searched(run, co
     assert first(weights) == pytest.approx(mean / 3)  # of their moving averages
 
 
+def test_one_averaged_checkpoint_is_no_average(run):
+    save_checkpoint(run, 1, 2, 3)
+    run.keep_best(1)
+    for count in (0, 1):
+        chosen = config(average_checkpoints=count, final_checkpoint="best")
+        assert select_weights(run, chosen)[1] == "step 1, best checkpoint, EMA"
+
+
 def test_a_run_without_a_checkpoint_becomes_nothing(run):
     for settings in ({}, {"average_checkpoints": 3}, {"final_checkpoint": "last"}):
         with pytest.raises(CorruptError, match="must have a valid checkpoint; found none in"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -11,9 +13,12 @@ from tagging_kit import make_config, make_records
 from dragoman.bundle.task_bundle import task_text_files
 from dragoman.config import Config
 from dragoman.data.labeled_records import Record
+from dragoman.errors import StoppedError
 from dragoman.runs import task_builder
 from dragoman.runs.run_builder import RunBuilder
+from dragoman.runtime import signals
 from dragoman.tasks.tagging import TaggingTask
+from dragoman.training.progress import Phase, QuietProgress
 
 
 def numbers(records: object) -> list[int]:
@@ -61,3 +66,32 @@ def test_a_new_run_learns_its_vocabularies_and_a_resumed_one_keeps_them(tmp_path
     learned = open_task(first, resumed=True)  # the first attempt ended before they were written
     assert open_task(second, resumed=True) == learned
     assert open_task(second, resumed=False) != learned
+
+
+@pytest.mark.parametrize(
+    ("phase", "entered"),
+    [
+        ("reading the vocabulary", []),
+        ("encoding the training examples", ["encoding the training examples"]),
+    ],
+)
+def test_preparation_ends_after_the_phase_of_a_stop_request(
+    phase: str, entered: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    class StoppedInPhase(QuietProgress):
+        def phase(
+            self, name: str, total: int | None = None, unit: str = ""
+        ) -> AbstractContextManager[Phase]:
+            seen.append(name)
+            if name == phase:
+                signals.request_stop("a test")
+            return super().phase(name, total, unit)
+
+    request.addfinalizer(signals.uninstall_handlers)
+    seen = list[str]()
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(f"{json.dumps(each.fields)}\n" for each in make_records(20)))
+    config = make_config().replace(data={"train": str(train), "valid": str(train)})
+    with pytest.raises(StoppedError):
+        task_builder.prepare_task(config, tmp_path / "text", StoppedInPhase())
+    assert seen == ["reading the vocabulary", *entered]

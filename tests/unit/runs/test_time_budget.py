@@ -29,6 +29,14 @@ def test_planned_steps_leave_time_for_validations():
     )
 
 
+def test_overhead_is_that_of_the_planned_steps():
+    """Validations that take as long as the steps between them leave time for half of those."""
+    plain, with_overhead = (TimeBudget(1000.0, now=Time()) for _ in range(2))
+    most = plain.plan_steps(0, 1.0, most=10_000)
+    steps = with_overhead.plan_steps(0, 1.0, most=10_000, overhead=lambda steps: 1.05 * steps)
+    assert steps == pytest.approx(most / 2, rel=0.02)
+
+
 def test_seconds_left_reserves_time_after_training():
     time = Time()
     time_budget = TimeBudget(600.0, now=time)

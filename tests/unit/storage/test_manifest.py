@@ -130,6 +130,19 @@ def test_no_name_leads_outside(tmp_path, name):
         manifest.verify_files(place)
 
 
+@pytest.mark.parametrize("innermost", [[], {}, [1], {"a": 1}])
+def test_values_are_nested_up_to_the_limit_and_no_deeper(tmp_path, innermost):
+    """An empty list or object is a level like any other; the manifest itself is the first."""
+    place, value = make(tmp_path / "d"), innermost
+    for _ in range(manifest._MAX_DEPTH - 2):
+        value = [value]
+    rewrite(place, lambda content: content.update(extra=value))
+    manifest.verify_files(place)
+    rewrite(place, lambda content: content.update(extra=[value]))
+    with pytest.raises(CorruptError, match="nested deeper than 32"):
+        manifest.verify_files(place)
+
+
 def test_the_right_values_in_another_form_are_damage(tmp_path):
     place = make(tmp_path / "d")
     content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())

@@ -97,6 +97,17 @@ def test_batches_hold_the_words_of_documents() -> None:
     assert torch.equal(batch.mask, batch.words != 0)
 
 
+def test_batches_are_filled_with_documents_up_to_the_padded_batch_size() -> None:
+    """Four documents of three sentences of at most four words are 48 padded tokens."""
+    config = configure(hierarchical=True, max_sentence_words=4)
+    records = records_of(*({"text": "a b. c d. e f.", "label": at % 2} for at in range(8)))
+    task = fit_task(config, records)
+    store = task.encode(records)
+    assert task.lengths(store).tolist() == [3] * 8
+    plan = task.plan(store, batch_tokens=48, seed=1)
+    assert [len(examples) for examples in plan.epoch(0)] == [4, 4]
+
+
 def test_values_of_ngrams_are_normalized_tf_idf() -> None:
     records = records_of(
         {"text": "a a b", "label": ["x"]}, {"text": "b c", "label": []}, {"text": "b", "label": []}

@@ -246,3 +246,19 @@ def test_labels_are_scored_by_accuracy_and_cross_entropy() -> None:
     assert torch.allclose(objective.losses(outputs, targets, elements, mask), expected)
     labels = [each["label"] for each in objective.predictions(outputs, elements, mask)]
     assert labels == ["odd", "zero", "even"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "train", "generated"),
+    [
+        ("maximum", "", True),
+        ("maximum", "sets.jsonl", False),
+        ("regression", "", False),
+        ("regression", "sets.jsonl", False),
+    ],
+)
+def test_sets_are_generated_unless_a_file_replaces_them(
+    problem: str, train: str, generated: bool
+) -> None:
+    config = config_of(problem=problem).replace(data={"train": train})
+    assert SetsTask.is_generated(config) is generated

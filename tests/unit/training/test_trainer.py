@@ -22,6 +22,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
 from dragoman.runtime import signals
+from dragoman.training import trainer as trainer_module
 
 
 @pytest.fixture(autouse=True)
@@ -277,6 +278,7 @@ def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
         (24, {4: 30, 8: 27, 16: 23, 20: 22}, [8, 16, 22]),
         (24, {16: 25, 20: 25}, [8, 16, 25]),
         (24, {16: 17}, [8, 16]),  # the time is up just after a validation
+        (24, {16: 18}, [8, 16, 18]),  # a quarter of the interval later
     ],
 )
 def test_validations_come_at_fixed_intervals(tmp_path, steps, planned, validated) -> None:
@@ -306,6 +308,26 @@ def test_reconfigured_trainer_runs_as_a_new_one(tmp_path, ema_decay, chosen_deca
         trainer.fit(resume=False)
     train(tmp_path / "two", **chosen)
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_reconfigured_trainer_compiles_or_uncompiles_its_blocks_once(
+    tmp_path, monkeypatch, before, after
+) -> None:
+    calls = []
+    for name in ("compile_blocks", "uncompile_blocks"):
+        monkeypatch.setattr(trainer_module, name, lambda model, name=name: calls.append(name))
+    with RunDirectory(tmp_path) as run:
+        trainer = tiny_trainer(run, compile="on" if before else "off")
+        assert trainer.compile_decision.enabled is before
+        assert calls == ["compile_blocks"] * before
+        calls.clear()
+        trainer.reconfigure(dataclasses.replace(trainer.config, compile="on" if after else "off"))
+    assert trainer.compile_decision.enabled is after
+    assert calls == ["compile_blocks"] * (after and not before) + ["uncompile_blocks"] * (
+        before and not after
+    )
 
 
 def test_measuring_throughput_changes_nothing(tmp_path) -> None:

@@ -21,7 +21,12 @@ from dragoman.storage.tensor_files import write_tensors
 from dragoman.training.checkpointer import Checkpointer, _merge_file_records
 from dragoman.training.data_loader import DataLoader
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
-from dragoman.training.distributed.fsdp import choose_fsdp, find_fsdp_units, rank_rows
+from dragoman.training.distributed.fsdp import (
+    ShardedDataParallel,
+    choose_fsdp,
+    find_fsdp_units,
+    rank_rows,
+)
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.torch_compile import choose_torch_compile
 from dragoman.training.train_step import OOMSplitter
@@ -141,6 +146,27 @@ def test_a_batch_that_does_not_fit_cannot_be_split_by_one_rank_alone() -> None:
         with part:
             seen.append((len(part.batch), part.path))
     assert seen == [(len(batch), "")]
+
+
+def test_gradient_norm_counts_shards_of_all_ranks_and_replicated_scalars_once() -> None:
+    """Two ranks with equal gradients: sums double, and so do the squares of the shards."""
+
+    class TwoEqualRanks(ProcessGroup):
+        def all_reduce(self, tensor: torch.Tensor, what: str) -> None:
+            tensor.mul_(2)
+
+    parallel = object.__new__(ShardedDataParallel)
+    parallel._world = TwoEqualRanks()
+    parallel._local_params = [torch.zeros(2, 2), torch.zeros(()), torch.zeros(3), torch.zeros(())]
+    parallel._replicated_indices = [1, 3]
+    shard = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    reduced = parallel.all_reduce_gradients(
+        [shard, torch.tensor(5.0), None, None], torch.tensor([7.0, 8.0]), step=1
+    )
+    assert reduced.sums.tolist() == [14.0, 16.0]
+    assert reduced.gradients[0] is shard
+    assert list(reduced.gradients[1:]) == [torch.tensor(10.0), None, torch.tensor(0.0)]
+    assert float(reduced.grad_norm) == pytest.approx((2 * 30 + 10**2) ** 0.5)
 
 
 # FSDP units
