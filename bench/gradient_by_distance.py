@@ -35,9 +35,9 @@ def build(kind: type[RNN], width: int, gain: float) -> RNN:
     rnn = kind(width, width).double()
     with torch.no_grad():
         if isinstance(rnn, TorchRNN):
-            rnn.kernel.weight_hh_l0.mul_(gain)
+            rnn.module.weight_hh_l0.mul_(gain)
         if isinstance(rnn, (LSTM, GRU)):  # forget gate, update gate
-            rnn.kernel.bias_ih_l0[width : 2 * width] = 5.0
+            rnn.module.bias_ih_l0[width : 2 * width] = 5.0
         elif isinstance(rnn, SRU):
             rnn.bias_l0[0] = 5.0
     return rnn

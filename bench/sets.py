@@ -373,7 +373,7 @@ class PlainESIM(nn.Module):
         self.flags = nn.Embedding.from_pretrained(ours.flag_embedding.weight.data.clone(), False)
         encoder: Any = next(block for _, block in ours.encoder.blocks())
         composition: Any = next(block for _, block in interaction.composition.blocks())
-        self.encoder, self.composition = _plain_lstm(encoder.sides), _plain_lstm(composition.sides)
+        self.encoder, self.composition = _plain_lstm(encoder.rnn), _plain_lstm(composition.rnn)
         self.encoder_norm = _plain_norm(encoder.residual)
         self.encoder_residual = hasattr(encoder.residual, "norm")
         compare: Any = interaction.compare
@@ -382,7 +382,7 @@ class PlainESIM(nn.Module):
         assert label is not None, "the plain model has labels"
         assert score is not None, "the plain model has scores"
         self.label, self.score = _plain_classifier(label), _plain_classifier(score)
-        self.dropout = nn.Dropout(ours.entrance.dropout)
+        self.dropout = nn.Dropout(ours.stack_input.dropout)
 
     def forward(self, tokens: Tensor, flags: Tensor, lengths: Tensor) -> PairOutput:
         """Classify pairs (B, 2, T)."""
@@ -447,12 +447,12 @@ def _plain_classifier(ours: MLPHead) -> nn.Sequential:
     )
 
 
-def _plain_lstm(sides: Any) -> nn.LSTM:
+def _plain_lstm(rnn: Any) -> nn.LSTM:
     """Return a bidirectional LSTM with the weights of ours."""
-    first = sides.ahead.kernel
+    first = rnn.forward_rnn.module
     lstm = nn.LSTM(first.input_size, first.hidden_size, bidirectional=True, batch_first=True)
-    for side, suffix in ((sides.ahead, ""), (sides.back, "_reverse")):
-        for name, weight in side.kernel.named_parameters():
+    for side, suffix in ((rnn.forward_rnn, ""), (rnn.backward_rnn, "_reverse")):
+        for name, weight in side.module.named_parameters():
             getattr(lstm, name + suffix).data = weight.data.clone()
     lstm.flatten_parameters()
     return lstm

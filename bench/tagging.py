@@ -243,10 +243,10 @@ class PlainTagger(nn.Module):
         self.words = nn.Embedding.from_pretrained(inputs.words.weight.data.clone(), freeze=False)
         letters = inputs.characters.embedding.weight.data.clone()
         self.characters = nn.Embedding.from_pretrained(letters, freeze=False)
-        character_sides: Any = [inputs.characters.encoder.sides]
-        self.character_lstm = self._lstm(character_sides, 0.0)
+        character_layers: Any = [inputs.characters.encoder.rnn]
+        self.character_lstm = self._lstm(character_layers, 0.0)
         self.projection = inputs.projection or nn.Identity()
-        self.lstm = self._lstm([block.sides for _, block in ours.encoder.blocks()], dropout)
+        self.lstm = self._lstm([block.rnn for _, block in ours.encoder.blocks()], dropout)
         self.dropout = nn.Dropout(dropout)
         self.emission = ours.emission
         self.start, self.transitions, self.end = (
@@ -256,7 +256,7 @@ class PlainTagger(nn.Module):
     @staticmethod
     def _lstm(layers: list[Any], dropout: float) -> nn.LSTM:
         """Return a bidirectional LSTM with the weights of our layers."""
-        first = layers[0].ahead.kernel
+        first = layers[0].forward_rnn.module
         lstm = nn.LSTM(
             first.input_size,
             first.hidden_size,
@@ -266,8 +266,8 @@ class PlainTagger(nn.Module):
             batch_first=True,
         )
         for number, layer in enumerate(layers):
-            for side, suffix in ((layer.ahead, ""), (layer.back, "_reverse")):
-                for name, weight in side.kernel.named_parameters():
+            for side, suffix in ((layer.forward_rnn, ""), (layer.backward_rnn, "_reverse")):
+                for name, weight in side.module.named_parameters():
                     target = getattr(lstm, f"{name[:-1]}{number}{suffix}")
                     target.data = weight.data.clone()
         lstm.flatten_parameters()

@@ -21,8 +21,8 @@ def build_context(*, causal: bool, **settings: object) -> BuildContext:
     return BuildContext(config=config, causal=causal, memory_width=D if causal else None)
 
 
-def copy_weights(recurrence: RNN, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
+def copy_weights(rnn: RNN, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
     """Copy the weights of one of our layers into a PyTorch cell."""
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-        getattr(cell, name).data = getattr(recurrence.kernel, f"{name}_l{layer}").data
+        getattr(cell, name).data = getattr(rnn.module, f"{name}_l{layer}").data
     return cell

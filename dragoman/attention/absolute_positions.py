@@ -45,14 +45,14 @@ class RelativePosition(nn.Module):
 
 
 class Positions(nn.Module):
-    """A position encoding: added to embeddings, or inside attention by what `within` returns."""
+    """A position encoding: added to embeddings, or inside attention by a `RelativePosition`."""
 
     def __init__(self, *, width: int, max_positions: int = 1024) -> None:
         super().__init__()
         self.width, self.max_positions = width, max_positions
 
     @classmethod
-    def within(
+    def build_relative_position(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> RelativePosition | None:
         """Return the relative positions of one self-attention layer, or None if there are none."""

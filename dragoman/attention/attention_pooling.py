@@ -39,13 +39,13 @@ class StructuredPooling(RecordableAttention):
             )
         self.width, self.hops = width, hops
         self.hidden = nn.Linear(width, score_width or width, bias=bias)  # W_1 and b
-        self.questions = nn.Linear(score_width or width, hops, bias=False)  # W_2
+        self.queries = nn.Linear(score_width or width, hops, bias=False)  # W_2
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
         """Pool (B, S, D) with a mask (B, S) to (B, R, D)."""
         check_sequence(x, self.width, "a sequence to pool")
         check_key_mask(mask, x.size(0), x.size(1))
-        scores = self.questions(torch.tanh(self.hidden(x))).transpose(1, 2)  # (B, R, S)
+        scores = self.queries(torch.tanh(self.hidden(x))).transpose(1, 2)  # (B, R, S)
         weights = masked_softmax(scores, None if mask is None else mask.unsqueeze(1))
         weights = self.apply_edits(weights.unsqueeze(1)).squeeze(1)
         vectors = weights @ x

@@ -222,9 +222,9 @@ class MultiHead(RecordableAttention):
 class SelfAttention(MultiHead):
     """Multi-head self-attention; one linear layer projects queries, keys and values.
 
-    `within` encodes positions inside attention, by rotating queries and keys or by a bias on the
-    scores. A `window` restricts each position to those at most so far away (Vaswani et al. 2017,
-    section 4).
+    `relative_position` encodes positions inside attention, by rotating queries and keys or by a
+    bias on the scores. A `window` restricts each position to those at most so far away (Vaswani et
+    al. 2017, section 4).
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class SelfAttention(MultiHead):
         norms: tuple[nn.Module, nn.Module] | None = None,
         talking_heads: bool = False,
         score: Score | None = None,
-        within: RelativePosition | None = None,
+        relative_position: RelativePosition | None = None,
         window: int = 0,
         dropout: float = 0.0,
         bias: bool = True,
@@ -256,11 +256,11 @@ class SelfAttention(MultiHead):
         self.query_key_value = nn.Linear(
             width, self.inner + self.kv_inner + self.value_inner, bias=bias
         )
-        self.within, self.window = within, window
-        self.has_bias = within is not None and within.has_bias
-        self.rotates = within is not None and not within.has_bias
+        self.relative_position, self.window = relative_position, window
+        self.has_bias = relative_position is not None and relative_position.has_bias
+        self.rotates = relative_position is not None and not relative_position.has_bias
         self.needs_distances = bool(window) or self.has_bias
-        self.is_plain = self.is_plain and within is None and not window
+        self.is_plain = self.is_plain and relative_position is None and not window
 
     def project(self, x: Tensor, *, first: int = 0) -> ProjectedQKV:
         """Return queries, keys and values of (B, T, D) at positions first to first + T - 1."""
@@ -279,16 +279,18 @@ class SelfAttention(MultiHead):
         """Return query, mask and bias for queries (B, H, T, Dh) at positions (..., T)."""
         distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
         mask = masks.combine(mask, distance.abs() <= self.window) if self.window else mask
-        if self.within is None or not self.within.has_bias:
+        if self.relative_position is None or not self.relative_position.has_bias:
             return RelativeTerms(query, mask, None)
         return RelativeTerms(
-            self.within.shift_query(query), mask, self.within.bias(distance, query)
+            self.relative_position.shift_query(query),
+            mask,
+            self.relative_position.bias(distance, query),
         )
 
     @property
     def masks_later(self) -> bool:
         """Whether the bias of `causal_terms` masks later positions, so that no mask is needed."""
-        return self.within is not None and self.within.masks_later
+        return self.relative_position is not None and self.relative_position.masks_later
 
     def causal_terms(self, query: Tensor, mask: Tensor | None, keys: int) -> RelativeTerms:
         """Return query, mask and bias for queries (B, H, T, Dh), the last T of `keys` positions."""
@@ -296,10 +298,12 @@ class SelfAttention(MultiHead):
             positions = torch.arange(keys, device=query.device)
             back = positions[keys - query.size(-2) :].unsqueeze(-1) - positions
             mask = masks.combine(mask, back <= self.window)
-        if self.within is None or not self.within.has_bias:
+        if self.relative_position is None or not self.relative_position.has_bias:
             return RelativeTerms(query, mask, None)
         return RelativeTerms(
-            self.within.shift_query(query), mask, self.within.causal_bias(query, keys)
+            self.relative_position.shift_query(query),
+            mask,
+            self.relative_position.causal_bias(query, keys),
         )
 
     def forward(
@@ -369,9 +373,9 @@ class SelfAttention(MultiHead):
         if self.query_norm is not None and self.key_norm is not None:
             query = _normalize_heads(self.query_norm, query)
             key = _normalize_heads(self.key_norm, key)
-        if self.rotates and self.within is not None:
-            query = self.within.rotate(query, None, first=memory)
-            key = self.within.rotate(key, None)
+        if self.rotates and self.relative_position is not None:
+            query = self.relative_position.rotate(query, None, first=memory)
+            key = self.relative_position.rotate(key, None)
         query, mask, terms = self.causal_terms(query, mask, keys)
         return self.attend_heads(
             query, key, value, mask=mask, causal=not self.masks_later, bias=terms
@@ -410,8 +414,10 @@ class SelfAttention(MultiHead):
                 _normalize_heads(self.query_norm, query),
                 _normalize_heads(self.key_norm, key),
             )
-        if self.rotates and self.within is not None:
-            query, key = (self.within.rotate(part, None, first=first) for part in (query, key))
+        if self.rotates and self.relative_position is not None:
+            query, key = (
+                self.relative_position.rotate(part, None, first=first) for part in (query, key)
+            )
         return query, key
 
 

@@ -1,7 +1,7 @@
 """Relative positions inside self-attention: rotary embeddings and biases on the scores.
 
-Each layer has its own (`SelfAttention(..., within=...)`); nothing is added to the embeddings.
-Cross-attention has no positions.
+Each layer has its own (`SelfAttention(..., relative_position=...)`); nothing is added to the
+embeddings. Cross-attention has no positions.
 """
 
 from __future__ import annotations
@@ -175,13 +175,15 @@ class TransformerXLBias(RelativePosition):
         width = heads * head_width
         self.sinusoids = _shared_sinusoids(SinusoidalHalvesPositions, width, max_positions)  # R
         self.proj = nn.Linear(width, width, bias=False)  # W_R
-        self.content, self.place = (nn.Parameter(torch.empty(width)) for _ in range(2))  # u, v
-        for vector in (self.content, self.place):
+        self.content_bias, self.position_bias = (
+            nn.Parameter(torch.empty(width)) for _ in range(2)
+        )  # u, v
+        for vector in (self.content_bias, self.position_bias):
             nn.init.normal_(vector, std=0.02)
 
     def shift_query(self, query: Tensor) -> Tensor:
         """Return q + u (B, H, T, Dh)."""
-        return query + self._by_head(self.content).to(query.dtype)
+        return query + self._by_head(self.content_bias).to(query.dtype)
 
     def bias(self, distance: Tensor, query: Tensor) -> Tensor:
         """Return the bias (B, H, T, S) of distances (..., T, S), scaled as the scores are."""
@@ -199,7 +201,7 @@ class TransformerXLBias(RelativePosition):
                 back + max_distance,
             )
         keys = self._by_head(self.proj(sinusoids.to(self.proj.weight.dtype))).to(query.dtype)
-        query = query + self._by_head(self.place).to(query.dtype)
+        query = query + self._by_head(self.position_bias).to(query.dtype)
         scores = query @ keys.mT * query.size(-1) ** -0.5  # keys are (H, distances, Dh)
         back = back.unsqueeze(0) if distance.dim() == 2 else back  # (1 or B, T, S)
         return scores.gather(-1, back.unsqueeze(1).expand(*query.shape[:3], -1))
@@ -217,7 +219,7 @@ class TransformerXLBias(RelativePosition):
         key = self._by_head(self.proj(sinusoids.to(self.proj.weight.dtype))).to(query.dtype)
         if farthest < keys - 1:
             key = torch.cat([key[:, :1].expand(-1, keys - 1 - farthest, -1), key], dim=1)
-        query = (query + self._by_head(self.place).to(query.dtype)) * query.size(-1) ** -0.5
+        query = (query + self._by_head(self.position_bias).to(query.dtype)) * query.size(-1) ** -0.5
         return ops.shift_causal(query @ key.mT)  # (B, H, T, S)
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -229,7 +231,7 @@ class RotaryPositions(NoPositions):
     """Rotary position embeddings: see `RotaryEmbedding`."""
 
     @classmethod
-    def within(
+    def build_relative_position(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> RotaryEmbedding:
         """Return one layer's rotary embedding."""
@@ -240,7 +242,7 @@ class AlibiPositions(NoPositions):
     """ALiBi: see `AlibiBias`."""
 
     @classmethod
-    def within(
+    def build_relative_position(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> AlibiBias:
         """Return one layer's bias."""
@@ -251,7 +253,7 @@ class T5Positions(NoPositions):
     """T5's relative position bias: see `T5RelativeBias`."""
 
     @classmethod
-    def within(
+    def build_relative_position(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> T5RelativeBias:
         """Return one layer's bias."""
@@ -262,7 +264,7 @@ class ShawPositions(NoPositions):
     """Shaw's relative positions: see `ShawRelativeKeys`."""
 
     @classmethod
-    def within(
+    def build_relative_position(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> ShawRelativeKeys:
         """Return one layer's relative keys."""
@@ -273,7 +275,7 @@ class TransformerXLPositions(NoPositions):
     """Transformer-XL's relative positions: see `TransformerXLBias`."""
 
     @classmethod
-    def within(
+    def build_relative_position(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> TransformerXLBias:
         """Return one layer's bias."""

@@ -171,13 +171,13 @@ class LocationScore(Score):
         self, *, query_width: int, key_width: int, score_width: int = 0, max_positions: int = 256
     ) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
-        self.places = nn.Linear(query_width, max_positions, bias=False)  # W
+        self.position_proj = nn.Linear(query_width, max_positions, bias=False)  # W
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Return the scores (B, T, S) of (B, T, D); only the number of keys matters."""
         self.reject_features(features)
         keys = prepared.size(-2)
-        scores = F.linear(query, self.places.weight[:keys])
+        scores = F.linear(query, self.position_proj.weight[:keys])
         return F.pad(scores, (0, keys - scores.size(-1)), value=MASKED_SCORE)
 
 

@@ -78,7 +78,7 @@ def make_golden(
 
 def _max_case_tokens(model: EncoderDecoder) -> int:
     """Return the maximum tokens per side of a case; learned positions limit it."""
-    positions = (model.src_entrance.positions, model.tgt_entrance.positions)
+    positions = (model.src_input.positions, model.tgt_input.positions)
     return min(
         _MAX_TOKENS,
         *(

@@ -96,9 +96,9 @@ def read_finite_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str,
             found=f"{count:,}",
             fix="check config.json",
         )
-    from dragoman.storage.tensor_files import check_finite, read_tensors
+    from dragoman.storage.tensor_files import check_finite
 
-    weights = read_tensors(path, expected=expected)
+    weights = read_expected_tensors(path, expected)
     try:
         check_finite(weights, path.name)
     except DivergedError as error:
@@ -106,6 +106,15 @@ def read_finite_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str,
             f"{path} must hold finite numbers", found=error.found, fix="restore it from a copy"
         ) from error
     return weights
+
+
+def read_expected_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the expected tensors, also by the names that earlier releases gave them."""
+    from dragoman.bundle.renamed_weights import rename_old_weights
+    from dragoman.storage.tensor_files import read_header, read_tensors
+
+    renamed = rename_old_weights(read_header(path), expected)
+    return read_tensors(path, expected=expected, renamed=renamed)
 
 
 def manifest_parameters(manifest: Mapping[str, Any]) -> int:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 # 0.3 is the fourth layer of a group.
 _LAYER_PATH = re.compile(r"(encoder|decoder)\.(\d+(?:\.\d+)*)\.(.+)")
-_RNN_WEIGHT = re.compile(r"kernel\.weight_(ih|hh)_l\d+")
-_REDUNDANT_WORDS = re.compile(r"\b(recurrence|score|alignment)\.|_proj\b|_score\b")
-_NUMBERED_LAYER = re.compile(r"^(above)\.\d+\.")
+_RNN_WEIGHT = re.compile(r"module\.weight_([ih]h)_l\d+")
+_REDUNDANT_WORDS = re.compile(r"\b(rnn|score|alignment)\.|_(proj|score|rnn)\b")
+_NUMBERED_LAYER = re.compile(r"^(upper_layers)\.\d+\.")
 _LENGTH_LETTER = {"encoder": "S", "decoder": "T"}
 
 
@@ -98,7 +98,7 @@ def _layer_name(row: LayerSummary) -> str:
 def _format_shapes(row: LayerSummary) -> str:
     """Return a layer's weight shapes in short form; equal sublayers are counted."""
     short = _REDUNDANT_WORDS.sub("", row.shapes).replace(".weight ", " ").replace("weight ", "")
-    short = _RNN_WEIGHT.sub(lambda cell: "in" if cell[1] == "ih" else "state", short)
+    short = _RNN_WEIGHT.sub(r"\1", short)
     counted = Counter(_NUMBERED_LAYER.sub(r"\1 ", shape) for shape in short.split(", "))
     return ", ".join(
         f"{number} x {shape}" if number > 1 else shape for shape, number in counted.items()

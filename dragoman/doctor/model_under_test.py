@@ -14,6 +14,7 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.golden import read_golden_cases
+from dragoman.bundle.reader import read_expected_tensors
 from dragoman.bundle.translation_bundle import build_loaded_model, expected_weights
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
@@ -29,7 +30,6 @@ from dragoman.inference.engine_directory import list_engine_names
 from dragoman.inference.engine_selection import open_engine
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
-from dragoman.storage.tensor_files import read_tensors
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tokenizer import Tokenizers
 
@@ -246,9 +246,8 @@ def load_model_under_test(
 
     def load() -> EncoderDecoder:
         # Not `bundle.model`, which raises for non-finite weights: here a check reports them.
-        weights = read_tensors(
-            bundle.path / layout.WEIGHTS,
-            expected=expected_weights(bundle.config, bundle.tokenizers),
+        weights = read_expected_tensors(
+            bundle.path / layout.WEIGHTS, expected_weights(bundle.config, bundle.tokenizers)
         )
         return run_with_cpu_fallback(
             chosen,

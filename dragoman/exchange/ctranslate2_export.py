@@ -47,7 +47,7 @@ _SUPPORTED: dict[
     "activation": {ReLU: "relu", GELU: "gelu", Swish: "swish", SwiGLU: "swiglu", GEGLU: "geglu"},
     "residual": {PostNorm: "post", PreNorm: "pre"},
     "norm_type": {LayerNorm: "layer", RMSNorm: "rms", T5Norm: "t5"},
-    "within": {
+    "relative_position": {
         None: "sinusoidal, sinusoidal_halves, learned, none",
         RotaryEmbedding: "rotary",
         T5RelativeBias: "t5",
@@ -55,7 +55,10 @@ _SUPPORTED: dict[
     },
     "qk_norm": {None: "none"},  # CTranslate2 has one, but its results differed
 }
-_SETTING_NAMES = {"norm_type": "norm", "within": "positions"}  # settings with another name
+_SETTING_NAMES = {
+    "norm_type": "norm",
+    "relative_position": "positions",
+}  # settings with another name
 
 
 def save_ctranslate2(
@@ -179,16 +182,16 @@ def _spec_arguments(side: StackSpec) -> dict[str, Any]:
         "head_dim": side.head_width
         if side.heads * side.head_width != side.first.self.width
         else None,
-        "relative_position": side.within is ShawRelativeKeys,
-        "relative_attention_bias": side.within is T5RelativeBias,
-        "rotary_dim": 0 if side.within is RotaryEmbedding else None,  # 0: the whole head
+        "relative_position": side.relative_position is ShawRelativeKeys,
+        "relative_attention_bias": side.relative_position is T5RelativeBias,
+        "rotary_dim": 0 if side.relative_position is RotaryEmbedding else None,  # 0: the whole head
         "rotary_interleave": True,
     }
 
 
 def _fill_positions(spec: Any, side: StackSpec, rows: int) -> None:
     """Set the position table; without one, CTranslate2 would compute its own, which differs."""
-    if side.within is not None:
+    if side.relative_position is not None:
         if hasattr(
             spec, "position_encodings"
         ):  # present in an encoder's specification even with rotary positions
@@ -208,15 +211,17 @@ def _fill_layer(spec: Any, block: TransformerLayer) -> None:
     _fill_linear(spec.self_attention.linear[0], block.self.query_key_value)
     _fill_linear(spec.self_attention.linear[1], block.self.output)
     _fill_norm(spec.self_attention.layer_norm, block.self_residual.norm)
-    within = block.self.within
-    if isinstance(within, T5RelativeBias):
-        spec.self_attention.relative_attention_bias = _copy_array(within.weight)
+    relative_position = block.self.relative_position
+    if isinstance(relative_position, T5RelativeBias):
+        spec.self_attention.relative_attention_bias = _copy_array(relative_position.weight)
         spec.self_attention.relative_attention_max_distance = np.dtype("int32").type(
-            within.max_distance
+            relative_position.max_distance
         )
-    if isinstance(within, ShawRelativeKeys):
-        spec.self_attention.relative_position_keys = _copy_array(within.weight)
-        spec.self_attention.relative_position_values = np.zeros_like(_copy_array(within.weight))
+    if isinstance(relative_position, ShawRelativeKeys):
+        spec.self_attention.relative_position_keys = _copy_array(relative_position.weight)
+        spec.self_attention.relative_position_values = np.zeros_like(
+            _copy_array(relative_position.weight)
+        )
     if block.has_cross:
         for part, linear in zip(
             spec.attention.linear,
@@ -230,8 +235,8 @@ def _fill_layer(spec: Any, block: TransformerLayer) -> None:
 
 def _fill_feed_forward(spec: Any, block: TransformerLayer) -> None:
     """Fill a feed-forward network; of a gated one, the activated half comes first."""
-    inner = block.feedforward.inner
-    if isinstance(block.feedforward.activation, GatedActivation):
+    inner = block.ffn.inner
+    if isinstance(block.ffn.activation, GatedActivation):
         halves = (spec.linear_0, spec.linear_0_noact)
         for part, weight in zip(halves, inner.weight.chunk(2), strict=True):
             part.weight = _copy_array(weight)
@@ -241,8 +246,8 @@ def _fill_feed_forward(spec: Any, block: TransformerLayer) -> None:
             part.bias = _copy_array(bias)
     else:
         _fill_linear(spec.linear_0, inner)
-    _fill_linear(spec.linear_1, block.feedforward.outer)
-    _fill_norm(spec.layer_norm, block.feedforward_residual.norm)
+    _fill_linear(spec.linear_1, block.ffn.outer)
+    _fill_norm(spec.layer_norm, block.ffn_residual.norm)
 
 
 def _fill_linear(spec: Any, linear: nn.Linear) -> None:

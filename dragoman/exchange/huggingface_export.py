@@ -84,7 +84,11 @@ def _unsupported_settings(
             "model.positions must be sinusoidal",
             type(side.positions),
         )
-        must(side.within is None, "model.positions must be sinusoidal", side.within)
+        must(
+            side.relative_position is None,
+            "model.positions must be sinusoidal",
+            side.relative_position,
+        )
         must(side.qk_norm is None, "model.qk_norm must be none", side.qk_norm)
         must(not side.window, "model.window must be 0, no limit", side.window)
         must(
@@ -202,8 +206,8 @@ def _config_arguments(
         "decoder_layers": len(shape.decoder.layers),
         "encoder_attention_heads": shape.encoder.heads,
         "decoder_attention_heads": shape.decoder.heads,
-        "encoder_ffn_dim": shape.encoder.first.feedforward.inner.out_features,
-        "decoder_ffn_dim": shape.decoder.first.feedforward.inner.out_features,
+        "encoder_ffn_dim": shape.encoder.first.ffn.inner.out_features,
+        "decoder_ffn_dim": shape.decoder.first.ffn.inner.out_features,
         "activation_function": _ACTIVATIONS[shape.encoder.activation],
         "max_position_embeddings": max(
             512, 2 * config.data.max_length + config.decode.max_length_extra

@@ -23,10 +23,10 @@ NATIVE_HINT = "the native engine runs every model, and needs no export"
 
 # The weights of a layer that other programs support; a layer with more is unsupported.
 _WEIGHT_PATTERN = re.compile(
-    r"(self\.(query_key_value|output)|cross\.(query|key_value|output)|feedforward\.(inner|outer))"
+    r"(self\.(query_key_value|output)|cross\.(query|key_value|output)|ffn\.(inner|outer))"
     r"\.(weight|bias)"
-    r"|(self|cross|feedforward)_residual\.norm\.(weight|bias)"
-    r"|self\.within\..*|(self|cross)\.(query|key)_norm\..*"
+    r"|(self|cross|ffn)_residual\.norm\.(weight|bias)"
+    r"|self\.relative_position\..*|(self|cross)\.(query|key)_norm\..*"
 )
 
 
@@ -45,7 +45,7 @@ class StackSpec:
     residual: type
     norm_type: type  # of the norms
     epsilon: float
-    within: type | None  # relative or rotary positions
+    relative_position: type | None  # relative or rotary positions
     qk_norm: type | None
 
     @property
@@ -67,10 +67,10 @@ def read_transformer_spec(model: EncoderDecoder, program: str) -> TransformerSpe
     require_two_stacks(model, program)
     problems: list[str] = []
     sides = [
-        _read_stack(stack, entrance.positions, name, program, problems)
-        for name, stack, entrance in (
-            ("encoder", model.encoder, model.src_entrance),
-            ("decoder", model.decoder, model.tgt_entrance),
+        _read_stack(stack, stack_input.positions, name, program, problems)
+        for name, stack, stack_input in (
+            ("encoder", model.encoder, model.src_input),
+            ("decoder", model.decoder, model.tgt_input),
         )
     ]
     raise_problems(problems)
@@ -102,8 +102,8 @@ def embedding_table(model: EncoderDecoder, side: str) -> EmbeddingTable:
 @torch.no_grad()
 def output_matrix(model: EncoderDecoder) -> Tensor:
     """Return the output projection (V, D); a factorized one is multiplied out."""
-    narrow = model.output.narrow
-    return model.output_weight if narrow is None else model.output_weight @ narrow.weight
+    down_proj = model.output.down_proj
+    return model.output_weight if down_proj is None else model.output_weight @ down_proj.weight
 
 
 def require_two_stacks(model: EncoderDecoder, program: str) -> None:
@@ -179,15 +179,17 @@ def _read_stack(
         kv_heads=one("kv_heads", lambda layer: layer.self.kv_heads),
         head_width=one("head_width", lambda layer: layer.self.head_width),
         window=one("window", lambda layer: layer.self.window),
-        activation=one("activation", lambda layer: type(layer.feedforward.activation)),
+        activation=one("activation", lambda layer: type(layer.ffn.activation)),
         residual=one("residual", lambda layer: type(layer.self_residual)),
         norm_type=one("norm", lambda layer: type(getattr(layer.self_residual, "norm", None))),
         epsilon=one(
             "norm_epsilon", lambda layer: _epsilon(getattr(layer.self_residual, "norm", None))
         ),
-        within=one(
+        relative_position=one(
             "positions",
-            lambda layer: None if layer.self.within is None else type(layer.self.within),
+            lambda layer: (
+                None if layer.self.relative_position is None else type(layer.self.relative_position)
+            ),
         ),
         qk_norm=one(
             "qk_norm",

@@ -14,7 +14,7 @@ from dragoman.models.transformer import TransformerLayer
 _NORM_NAMES = {
     "self": "self_attn_layer_norm",
     "cross": "encoder_attn_layer_norm",
-    "feedforward": "final_layer_norm",
+    "ffn": "final_layer_norm",
 }
 
 
@@ -45,8 +45,8 @@ def from_hugging_face(theirs: Mapping[str, Tensor], stack: str, layers: int) -> 
 
             ours[f"{here}.self.query_key_value.{part}"] = joined("self_attn", "qkv")
             ours[f"{here}.self.output.{part}"] = theirs[f"{there}.self_attn.out_proj.{part}"]
-            ours[f"{here}.feedforward.inner.{part}"] = theirs[f"{there}.fc1.{part}"]
-            ours[f"{here}.feedforward.outer.{part}"] = theirs[f"{there}.fc2.{part}"]
+            ours[f"{here}.ffn.inner.{part}"] = theirs[f"{there}.fc1.{part}"]
+            ours[f"{here}.ffn.outer.{part}"] = theirs[f"{there}.fc2.{part}"]
             if stack == "decoder":
                 ours[f"{here}.cross.query.{part}"] = joined("encoder_attn", "q")
                 ours[f"{here}.cross.key_value.{part}"] = joined("encoder_attn", "kv")
@@ -104,7 +104,7 @@ def _layer_to_hugging_face(layer: TransformerLayer) -> dict[str, Tensor]:
         named |= _split_projections("encoder_attn", "q", layer.cross, layer.cross.query)
         named |= _split_projections("encoder_attn", "kv", layer.cross, layer.cross.key_value)
         named |= _split_projections("encoder_attn", ["out"], layer.cross, layer.cross.output)
-    for there, linear in (("fc1", layer.feedforward.inner), ("fc2", layer.feedforward.outer)):
+    for there, linear in (("fc1", layer.ffn.inner), ("fc2", layer.ffn.outer)):
         named[f"{there}.weight"] = linear.weight
         named[f"{there}.bias"] = (
             linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias

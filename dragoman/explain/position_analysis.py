@@ -98,12 +98,12 @@ class _Curve(NamedTuple):
 def summarize_positions(forced: ForcedTarget, site_ids: Mapping[str, str]) -> PositionSummary:
     """Return how order enters a model; `site_ids` are the sites of module paths, such as "e0"."""
     model = forced.model
-    entrance = model.src_entrance if isinstance(model, EncoderDecoder) else model.entrance
-    absolute = entrance.positions
+    stack_input = model.src_input if isinstance(model, EncoderDecoder) else model.stack_input
+    absolute = stack_input.positions
     relative = {
         path: module
         for path, module in find_attentions(model).items()
-        if isinstance(module, SelfAttention) and module.within is not None
+        if isinstance(module, SelfAttention) and module.relative_position is not None
     }
     length = max(forced.src_length, forced.tgt_length)
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -118,7 +118,7 @@ def summarize_positions(forced: ForcedTarget, site_ids: Mapping[str, str]) -> Po
         kind = "sinusoidal"
     if kind != "none":
         notes.append(_NOTES[kind])
-    kinds = dict.fromkeys(type(module.within) for module in relative.values())
+    kinds = dict.fromkeys(type(module.relative_position) for module in relative.values())
     if kinds and kind == "none":
         kind = "rotary" if RotaryEmbedding in kinds else "relative"
     notes += [_NOTES[each] for each in kinds if each in _NOTES]
@@ -224,16 +224,18 @@ def distance_curve(attention: SelfAttention, x: Tensor, length: int, *, causal: 
     """
     farthest = min(max(length - 1, 1), MAX_DISTANCE)
     distances = list(range(-farthest, 1 if causal else farthest + 1))
-    within = attention.within
-    assert within is not None, "the attention has relative positions"
+    relative_position = attention.relative_position
+    assert relative_position is not None, "the attention has relative positions"
     query, key = _mean_query_key(attention, x)  # (1, H, 1, Dh)
-    if within.has_bias:
+    if relative_position.has_bias:
         offsets = torch.tensor([distances], device=x.device)  # (1, n)
-        bias = within.bias(offsets, query)
+        bias = relative_position.bias(offsets, query)
         return _Curve(distances, bias.reshape(-1, len(distances)))  # (H, n)
     # q R(d) k for a key d positions later; for one before it the query is rotated instead.
     count = farthest + 1
-    rotated = [within.rotate(part.expand(-1, -1, count, -1), None) for part in (query, key)]
+    rotated = [
+        relative_position.rotate(part.expand(-1, -1, count, -1), None) for part in (query, key)
+    ]
     before = (rotated[0] * key).sum(-1).flip(-1)  # distances -farthest to 0
     after = (query * rotated[1]).sum(-1)[..., 1:]  # 1 to farthest
     scores = before if causal else torch.cat([before, after], dim=-1)
@@ -363,8 +365,8 @@ def describe_missing(model: nn.Module) -> str:
 def _where(name: str) -> str:
     """Return the stack and layer of a module path: `decoder.3.self.positions`."""
     parts = name.split(".")
-    stack = {"src_entrance": "encoder input", "tgt_entrance": "decoder input"}.get(
-        parts[0], "input" if parts[0] in ("entrance", "embedding") else parts[0]
+    stack = {"src_input": "encoder input", "tgt_input": "decoder input"}.get(
+        parts[0], "input" if parts[0] in ("stack_input", "embedding") else parts[0]
     )
     layer = next((part for part in parts[1:] if part.isdigit()), None)
     return f"{stack}, layer {layer}" if layer is not None else stack

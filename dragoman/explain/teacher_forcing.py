@@ -105,7 +105,7 @@ class ForcedTarget(NamedTuple):
             assert src is not None, "an encoder-decoder has a source"
             return self.model.hidden_embedded(src, tgt, layer_outputs=layer_outputs)
         context = ForwardContext(layer_outputs=layer_outputs)
-        return self.model.output(self.model.decoder(self.model.entrance(tgt), context))
+        return self.model.output(self.model.decoder(self.model.stack_input(tgt), context))
 
     def log_probs(self, hidden: Tensor, *, first: int = 0) -> Tensor:
         """Return the log-probability (B, T) of each target token, from `first` on."""

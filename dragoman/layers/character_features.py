@@ -29,11 +29,11 @@ class CharacterLSTM(CharacterEncoder):
 
     def __init__(self, width: int, features: int, *, kernel_size: int) -> None:
         super().__init__(width, features, kernel_size=kernel_size)
-        self.sides = BidirectionalRNN(LSTM(width, features // 2), LSTM(width, features // 2))
+        self.rnn = BidirectionalRNN(LSTM(width, features // 2), LSTM(width, features // 2))
 
     def forward(self, characters: Tensor, mask: Tensor) -> Tensor:
         """Return both last states, concatenated."""
-        return last_bidirectional_states(self.sides(characters, mask), mask)
+        return last_bidirectional_states(self.rnn(characters, mask), mask)
 
 
 class CharacterCNN(CharacterEncoder):

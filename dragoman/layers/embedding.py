@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, embedding_width or width))
         nn.init.normal_(self.weight, std=(embedding_width or width) ** -0.5)
-        self.wide = nn.Linear(embedding_width, width, bias=False) if embedding_width else None
+        self.up_proj = nn.Linear(embedding_width, width, bias=False) if embedding_width else None
         self.length = nn.Parameter(torch.full((1,), scale)) if fix_norm else None  # g
         self.scale = 1.0 if fix_norm else scale
 
@@ -58,7 +58,7 @@ class Embedding(nn.Module):
             embedded = _unit_norm(embedded) * self.length
         if drop is not None:
             embedded = drop(embedded)
-        return (embedded if self.wide is None else self.wide(embedded)) * self.scale
+        return (embedded if self.up_proj is None else self.up_proj(embedded)) * self.scale
 
 
 class StackInput(nn.Module):
@@ -121,7 +121,7 @@ class OutputProjection(nn.Module):
             None if tied else nn.Parameter(torch.empty(vocab_size, embedding_width or width))
         )
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.narrow = nn.Linear(width, embedding_width, bias=False) if embedding_width else None
+        self.down_proj = nn.Linear(width, embedding_width, bias=False) if embedding_width else None
         self.fix_norm = fix_norm
         if self.weight is not None:
             nn.init.normal_(self.weight, std=(embedding_width or width) ** -0.5)
@@ -133,7 +133,7 @@ class OutputProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Project (..., D) to the width of the matrix: (..., E)."""
-        return hidden if self.narrow is None else self.narrow(hidden)
+        return hidden if self.down_proj is None else self.down_proj(hidden)
 
 
 def _unit_norm(x: Tensor) -> Tensor:

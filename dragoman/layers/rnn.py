@@ -138,7 +138,7 @@ class TorchRNN(RNN):
         super().__init__(
             inputs, width, layers=layers, dropout=dropout, weight_dropout=weight_dropout
         )
-        self.kernel = self.torch_class(
+        self.module = self.torch_class(
             inputs, width, num_layers=layers, dropout=self.dropout, batch_first=True
         )
         self.reset_parameters()
@@ -163,7 +163,7 @@ class TorchRNN(RNN):
             rnn_state[name].transpose(0, 1).contiguous().to(x.dtype) for name in self.state_names
         )
         output, final = run_rnn(
-            self.kernel, x, states, weight_dropout=self.weight_dropout, mask=mask
+            self.module, x, states, weight_dropout=self.weight_dropout, mask=mask
         )
         final_state = {
             name: state.transpose(0, 1) for name, state in zip(self.state_names, final, strict=True)
@@ -199,7 +199,7 @@ class TorchRNN(RNN):
 
     def _weights(self, layer: int) -> list[Tensor]:
         """Return weight_ih, weight_hh, bias_ih and bias_hh of a layer."""
-        return layer_weights(self.kernel, layer)
+        return layer_weights(self.module, layer)
 
 
 class TanhRNN(TorchRNN):
@@ -407,13 +407,15 @@ def last_bidirectional_states(values: Tensor, mask: Tensor | None) -> Tensor:
 class BidirectionalRNN(nn.Module):
     """A forward and a backward RNN, each half as wide: Schuster and Paliwal (1997)."""
 
-    def __init__(self, ahead: RNN, back: RNN) -> None:
+    def __init__(self, forward_rnn: RNN, backward_rnn: RNN) -> None:
         super().__init__()
-        self.ahead, self.back = ahead, back
+        self.forward_rnn, self.backward_rnn = forward_rnn, backward_rnn
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Run over (B, T, D) in both directions, without each row's padding."""
-        return torch.cat([self.ahead.run_forward(x), self.back.run_reversed(x, mask)], dim=-1)
+        return torch.cat(
+            [self.forward_rnn.run_forward(x), self.backward_rnn.run_reversed(x, mask)], dim=-1
+        )
 
 
 class SlicedRNN(nn.Module):

@@ -22,13 +22,13 @@ class AttentionDecoder(nn.Module):
 
     supports_input_feeding = True  # whether the last output can be part of the next input
 
-    def __init__(self, recurrence: RNN, *, input_feeding: bool) -> None:
+    def __init__(self, rnn: RNN, *, input_feeding: bool) -> None:
         super().__init__()
         self.is_parallel = False  # whether the RNN does not depend on the attention: run_parallel
-        self.recurrence = recurrence
+        self.rnn = rnn
         self.layers, self.width, self.input_feeding = (
-            recurrence.layers,
-            recurrence.width,
+            rnn.layers,
+            rnn.width,
             input_feeding,
         )
 
@@ -50,7 +50,7 @@ class AttentionDecoder(nn.Module):
         """Return a zero state for the batch size, device and dtype of a tensor (B, ...)."""
         return {
             name: like.new_zeros(like.size(0), self.layers, self.width)
-            for name in self.recurrence.state_names
+            for name in self.rnn.state_names
         }
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
@@ -70,8 +70,8 @@ class LuongDecoder(AttentionDecoder):
     Luong, Pham and Manning (2015), section 3, equation 5; input feeding is section 3.3.
     """
 
-    def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool) -> None:
-        super().__init__(recurrence, input_feeding=input_feeding)
+    def __init__(self, rnn: RNN, readout: nn.Linear, *, input_feeding: bool) -> None:
+        super().__init__(rnn, input_feeding=input_feeding)
         self.readout = readout
         self.is_parallel = not input_feeding
 
@@ -87,23 +87,21 @@ class LuongDecoder(AttentionDecoder):
         dropout: float,
     ) -> LuongDecoder:
         """Build a decoder for inputs (B, T, width), plus the last output with input feeding."""
-        recurrence = kind(
-            width + (width if input_feeding else 0), width, layers=layers, dropout=dropout
-        )
+        rnn = kind(width + (width if input_feeding else 0), width, layers=layers, dropout=dropout)
         return cls(
-            recurrence,
+            rnn,
             nn.Linear(memory_width + width, width, bias=False),
             input_feeding=input_feeding,
         )
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
         """Run over positions (B, T, D), one after another."""
-        recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
-        projected, previous_output = recurrence.project(x), rnn_state.get("previous_output")
-        extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)
+        rnn, layers = self.rnn, self.rnn.split(rnn_state)
+        projected, previous_output = rnn.project(x), rnn_state.get("previous_output")
+        extra_input_weight = rnn.extra_input_weight(x.size(2)).to(projected.dtype)
         states, contexts, outputs = [], [], []
         for gates in projected.unbind(dim=1):
-            layers = recurrence.advance(
+            layers = rnn.advance(
                 gates
                 if previous_output is None
                 else torch.addmm(gates, previous_output.to(gates.dtype), extra_input_weight),
@@ -114,7 +112,7 @@ class LuongDecoder(AttentionDecoder):
             if previous_output is not None:
                 previous_output = self.combine(states[-1], contexts[-1])
                 outputs.append(previous_output)
-        rnn_state = recurrence.join(layers) | (
+        rnn_state = rnn.join(layers) | (
             {} if previous_output is None else {"previous_output": previous_output}
         )
         return RNNOutput(
@@ -126,7 +124,7 @@ class LuongDecoder(AttentionDecoder):
 
     def run_parallel(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> Tensor:
         """Return the outputs for (B, T, D) with one call of the RNN and one of the attention."""
-        hidden = self.recurrence.run(x, rnn_state).output
+        hidden = self.rnn.run(x, rnn_state).output
         return self.combine(hidden, attend(hidden))
 
     def combine(self, hidden: Tensor, context: Tensor) -> Tensor:
@@ -144,8 +142,8 @@ class BahdanauDecoder(AttentionDecoder):
     The appendix writes s_{t-1} in the readout; equation 4 has s_t.
     """
 
-    def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool) -> None:
-        super().__init__(recurrence, input_feeding=input_feeding)
+    def __init__(self, rnn: RNN, readout: nn.Linear, *, input_feeding: bool) -> None:
+        super().__init__(rnn, input_feeding=input_feeding)
         self.readout = readout
 
     @classmethod
@@ -160,23 +158,23 @@ class BahdanauDecoder(AttentionDecoder):
         dropout: float,
     ) -> BahdanauDecoder:
         """Build a decoder for inputs (B, T, width), plus the last output with input feeding."""
-        recurrence = kind(
+        rnn = kind(
             width + memory_width + (width if input_feeding else 0),
             width,
             layers=layers,
             dropout=dropout,
         )
         return cls(
-            recurrence,
+            rnn,
             nn.Linear(2 * width + memory_width, 2 * width, bias=False),
             input_feeding=input_feeding,
         )
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
         """Run over positions (B, T, D), one after another."""
-        recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
-        projected, previous_output = recurrence.project(x), rnn_state.get("previous_output")
-        extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)
+        rnn, layers = self.rnn, self.rnn.split(rnn_state)
+        projected, previous_output = rnn.project(x), rnn_state.get("previous_output")
+        extra_input_weight = rnn.extra_input_weight(x.size(2)).to(projected.dtype)
         states, contexts, outputs = [], [], []
         for position, gates in enumerate(projected.unbind(dim=1)):
             contexts.append(attend(layers[-1][0]))
@@ -185,14 +183,14 @@ class BahdanauDecoder(AttentionDecoder):
                 if previous_output is None
                 else torch.cat([contexts[-1], previous_output], dim=-1)
             )
-            layers = recurrence.advance(
+            layers = rnn.advance(
                 torch.addmm(gates, extra_input.to(gates.dtype), extra_input_weight), layers
             )
             states.append(layers[-1][0])
             if previous_output is not None:
                 previous_output = self.combine(states[-1], x[:, position], contexts[-1])
                 outputs.append(previous_output)
-        rnn_state = recurrence.join(layers) | (
+        rnn_state = rnn.join(layers) | (
             {} if previous_output is None else {"previous_output": previous_output}
         )
         return RNNOutput(
@@ -224,10 +222,10 @@ class GNMTDecoder(AttentionDecoder):
 
     supports_input_feeding = False
 
-    def __init__(self, recurrence: RNN, above: list[RNN], *, dropout: float = 0.0) -> None:
-        super().__init__(recurrence, input_feeding=False)
-        self.above = nn.ModuleList(above)
-        self.layers, self.dropout = 1 + len(above), dropout
+    def __init__(self, rnn: RNN, upper_layers: list[RNN], *, dropout: float = 0.0) -> None:
+        super().__init__(rnn, input_feeding=False)
+        self.upper_layers = nn.ModuleList(upper_layers)
+        self.layers, self.dropout = 1 + len(upper_layers), dropout
 
     @classmethod
     def build(
@@ -242,27 +240,27 @@ class GNMTDecoder(AttentionDecoder):
     ) -> GNMTDecoder:
         """Build a decoder for inputs (B, T, width)."""
         assert not input_feeding, "GNMT has no input feeding"
-        bottom, *above = (kind(width + memory_width, width) for _ in range(layers))
-        return cls(bottom, above, dropout=dropout)
+        bottom, *upper_layers = (kind(width + memory_width, width) for _ in range(layers))
+        return cls(bottom, upper_layers, dropout=dropout)
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
         """Run over (B, T, D): by position in the bottom layer, then layer by layer."""
-        recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
-        projected = recurrence.project(x)
-        extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)
+        rnn, layers = self.rnn, self.rnn.split(rnn_state)
+        projected = rnn.project(x)
+        extra_input_weight = rnn.extra_input_weight(x.size(2)).to(projected.dtype)
         states, contexts = [], []
         for gates in projected.unbind(dim=1):
             contexts.append(attend(layers[-1][0]))
-            layers = recurrence.advance(
+            layers = rnn.advance(
                 torch.addmm(gates, contexts[-1].to(gates.dtype), extra_input_weight), layers
             )
             states.append(layers[-1][0])
         x, context, after = (
             torch.stack(states, dim=1),
             torch.stack(contexts, dim=1),
-            [recurrence.join(layers)],
+            [rnn.join(layers)],
         )
-        for number, upper in self.upper_layers():
+        for number, upper in self._numbered_layers():
             sublayer_input = ops.dropout(x, self.dropout, training=self.training)
             sublayer_output, own = upper.run(
                 torch.cat([sublayer_input, context], dim=-1),
@@ -272,15 +270,12 @@ class GNMTDecoder(AttentionDecoder):
             after.append(own)
         return RNNOutput(
             x,
-            {
-                name: torch.cat([own[name] for own in after], dim=1)
-                for name in recurrence.state_names
-            },
+            {name: torch.cat([own[name] for own in after], dim=1) for name in rnn.state_names},
         )
 
-    def upper_layers(self) -> Iterator[tuple[int, RNN]]:
+    def _numbered_layers(self) -> Iterator[tuple[int, RNN]]:
         """Yield the layers above the bottom one with their numbers, from 1."""
-        for number, upper in enumerate(self.above, start=1):
+        for number, upper in enumerate(self.upper_layers, start=1):
             assert isinstance(upper, RNN), "upper layers must be RNNs"
             yield number, upper
 

@@ -125,7 +125,7 @@ class ClassifierModel(nn.Module):
             if pooled_width or (has_filters and not one_hot)
             else None
         )
-        self.entrance: StackInput | None = (
+        self.stack_input: StackInput | None = (
             build_stack_input(model) if self.embedding is not None else None
         )
         self.filters: FilterBank | OneHotFilterBank | None = None
@@ -272,8 +272,10 @@ class ClassifierModel(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens (..., T), with positions and dropout: (..., T, D)."""
         assert self.embedding is not None, "called for models with embeddings"
-        assert self.entrance is not None, "called for models with embeddings"
-        rows = self.entrance(self.embedding(tokens.flatten(0, -2)))  # (B, T, D), or (B * N, W, D)
+        assert self.stack_input is not None, "called for models with embeddings"
+        rows = self.stack_input(
+            self.embedding(tokens.flatten(0, -2))
+        )  # (B, T, D), or (B * N, W, D)
         return rows.view(*tokens.shape, -1)
 
     def _combine(self, vectors: list[Tensor]) -> Tensor:

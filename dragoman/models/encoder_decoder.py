@@ -31,15 +31,15 @@ class EncoderDecoder(nn.Module):
         self,
         *,
         embeddings: dict[str, Embedding],
-        src_entrance: StackInput,
-        tgt_entrance: StackInput,
+        src_input: StackInput,
+        tgt_input: StackInput,
         encoder: Stack,
         decoder: Stack,
         output: OutputProjection,
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleDict(embeddings)
-        self.src_entrance, self.tgt_entrance = src_entrance, tgt_entrance
+        self.src_input, self.tgt_input = src_input, tgt_input
         self.encoder, self.decoder = encoder, decoder
         self.output = output
 
@@ -73,7 +73,7 @@ class EncoderDecoder(nn.Module):
     ) -> Memory:
         """Encode sources, given their token embeddings (B, S, D) without positions."""
         context = ForwardContext(mask=mask, losses={} if losses is None else losses)
-        embedded = self.src_entrance(embedded)
+        embedded = self.src_input(embedded)
         values = self.encoder(embedded, context)
         final_state = context.final_states[-1] if context.final_states else None
         return Memory(values, mask, embedded, final_state=final_state)
@@ -111,7 +111,7 @@ class EncoderDecoder(nn.Module):
             losses={} if losses is None else losses,
             layer_outputs=layer_outputs,
         )
-        return self.output(self.decoder(self.tgt_entrance(embedded), context))
+        return self.output(self.decoder(self.tgt_input(embedded), context))
 
     def embed_source(self, src: Tensor) -> Tensor:
         """Return the token embeddings (B, S, D) of sources, without positions."""
@@ -189,7 +189,7 @@ class EncoderDecoder(nn.Module):
 
     def extend(self, tokens: Tensor, state: DecoderState) -> DecoderOutput:
         """Decode T positions: tokens (B, T) in, logits (B, T, V) of the next tokens out."""
-        embedded = self.tgt_entrance(self._embedding("tgt")(tokens), first=state.length)
+        embedded = self.tgt_input(self._embedding("tgt")(tokens), first=state.length)
         hidden, decoder = self.decoder.extend(embedded, state.children["decoder"])
         return DecoderOutput(
             self.project(self.output(hidden)),

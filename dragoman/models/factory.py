@@ -64,8 +64,8 @@ def _build_encoder_decoder(
     """Build a model with an encoder and a decoder."""
     return EncoderDecoder(
         embeddings=_build_embeddings(config, src_vocab_size, tgt_vocab_size),
-        src_entrance=build_stack_input(config),
-        tgt_entrance=build_stack_input(config),
+        src_input=build_stack_input(config),
+        tgt_input=build_stack_input(config),
         encoder=build_stack(
             config, config.encoder, "model.encoder", causal=False, memory_width=None
         ),
@@ -83,10 +83,10 @@ def _build_prefix_lm(
     scale = _embedding_scale(config)
     return PrefixLM(
         embeddings=_build_embeddings(config, src_vocab_size, tgt_vocab_size),
-        src_entrance=SegmentInput(
+        src_input=SegmentInput(
             _build_positions(config), width=config.width, scale=scale, dropout=config.dropout
         ),
-        tgt_entrance=SegmentInput(
+        tgt_input=SegmentInput(
             _build_positions(config), width=config.width, scale=scale, dropout=config.dropout
         ),
         stack=build_stack(config, config.decoder, "model.decoder", causal=True, memory_width=None),
@@ -172,14 +172,14 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
     parts: list[tuple[str, nn.Module]] = [
         (f"embeddings.{name}", table) for name, table in model.embeddings.items()
     ]
-    for side, entrance, stack in (
-        ("src", model.src_entrance, model.encoder),
-        ("tgt", model.tgt_entrance, model.decoder),
+    for side, stack_input, stack in (
+        ("src", model.src_input, model.encoder),
+        ("tgt", model.tgt_input, model.decoder),
     ):
-        if isinstance(entrance, SegmentInput):
-            parts.append((f"{side}_entrance", entrance))
+        if isinstance(stack_input, SegmentInput):
+            parts.append((f"{side}_input", stack_input))
         else:
-            parts.append((f"{side}_entrance.positions", entrance.positions))
+            parts.append((f"{side}_input.positions", stack_input.positions))
         role = "encoder" if stack is model.encoder else "decoder"
         if stack.has_projections:
             parts.extend(

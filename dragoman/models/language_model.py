@@ -66,13 +66,13 @@ class NeuralLanguageModel(nn.Module):
         self,
         *,
         embedding: Embedding,
-        entrance: StackInput,
+        stack_input: StackInput,
         decoder: Stack,
         output: OutputProjection,
         dropout: LanguageDropout,
     ) -> None:
         super().__init__()
-        self.embedding, self.entrance = embedding, entrance
+        self.embedding, self.stack_input = embedding, stack_input
         self.decoder, self.output = decoder, output
         self.dropout = dropout
 
@@ -91,14 +91,14 @@ class NeuralLanguageModel(nn.Module):
         self, tokens: Tensor, *, first: int = 0, position_ids: Tensor | None = None
     ) -> Tensor:
         """Return the stack's input (B, T, D) for tokens (B, T) from position `first` on."""
-        is_factorized = self.embedding.wide is not None
+        is_factorized = self.embedding.up_proj is not None
 
         def drop(embedded: Tensor) -> Tensor:
             embedded = self._drop_tokens(embedded, tokens)
             return self._drop(embedded, self.dropout.input) if is_factorized else embedded
 
         x = self.embedding(tokens, drop=drop if self.training else None)
-        x = self.entrance(x, first=first, position_ids=position_ids)
+        x = self.stack_input(x, first=first, position_ids=position_ids)
         return x if is_factorized else self._drop(x, self.dropout.input)
 
     def _drop_tokens(self, embedded: Tensor, tokens: Tensor) -> Tensor:
@@ -207,8 +207,8 @@ class NeuralLanguageModel(nn.Module):
     @property
     def decoder_width(self) -> int:
         """Return the width D of the stack."""
-        wide = self.embedding.wide
-        return self.embedding.weight.size(1) if wide is None else wide.out_features
+        up_proj = self.embedding.up_proj
+        return self.embedding.weight.size(1) if up_proj is None else up_proj.out_features
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         """Apply dropout to (B, T, D), in training."""
@@ -240,7 +240,7 @@ def build_language_model(
             embedding_width=inner,
             fix_norm=fix_norm,
         ),
-        entrance=build_stack_input(replace(config, dropout=0.0)),
+        stack_input=build_stack_input(replace(config, dropout=0.0)),
         decoder=build_stack(
             config, config.decoder, "model.decoder", causal=causal, memory_width=None
         ),

@@ -93,7 +93,7 @@ def build_masked_lm(
     return MaskedLM(
         order=order,
         embedding=plain.embedding,
-        entrance=plain.entrance,
+        stack_input=plain.stack_input,
         decoder=plain.decoder,
         output=plain.output,
         dropout=plain.dropout,

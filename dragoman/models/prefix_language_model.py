@@ -32,15 +32,15 @@ class PrefixLM(EncoderDecoder):
         self,
         *,
         embeddings: dict[str, Embedding],
-        src_entrance: SegmentInput,
-        tgt_entrance: SegmentInput,
+        src_input: SegmentInput,
+        tgt_input: SegmentInput,
         stack: Stack,
         output: OutputProjection,
     ) -> None:
         super().__init__(
             embeddings=embeddings,
-            src_entrance=src_entrance,
-            tgt_entrance=tgt_entrance,
+            src_input=src_input,
+            tgt_input=tgt_input,
             encoder=Stack([]),
             decoder=stack,
             output=output,
@@ -55,7 +55,7 @@ class PrefixLM(EncoderDecoder):
     ) -> Memory:
         """Run the stack on source embeddings (B, S, D); the memory carries keys and values."""
         context = ForwardContext(mask=mask, losses={} if losses is None else losses)
-        values, state = self.decoder.start_with_prefix(self.src_entrance(embedded), context)
+        values, state = self.decoder.start_with_prefix(self.src_input(embedded), context)
         return Memory(values, mask, state=state)
 
     def decode_embedded(
@@ -70,7 +70,7 @@ class PrefixLM(EncoderDecoder):
         """Run the stack on target embeddings (B, T, D) after a source under teacher forcing."""
         assert layer_outputs is None, "a prefix LM's layers are read by hidden_embedded"
         # Padding comes last, so the causal mask already hides it from every real position.
-        embedded = self.tgt_entrance(embedded)
+        embedded = self.tgt_input(embedded)
         return self.output(self.decoder.extend(embedded, _source_state(memory)).output)
 
     def hidden_embedded(
@@ -85,9 +85,7 @@ class PrefixLM(EncoderDecoder):
     ) -> Tensor:
         """Run the stack once on source and target, (B, S + T); return the target's part."""
         sources, targets = src_embedded.size(1), tgt_embedded.size(1)
-        embedded = torch.cat(
-            [self.src_entrance(src_embedded), self.tgt_entrance(tgt_embedded)], dim=1
-        )
+        embedded = torch.cat([self.src_input(src_embedded), self.tgt_input(tgt_embedded)], dim=1)
         outputs: list[Tensor] | None = None if layer_outputs is None else []
         context = ForwardContext(
             mask=None if src_mask is None else F.pad(src_mask, (0, targets), value=True),

@@ -61,7 +61,7 @@ class ReversibleLayer(TransformerLayer):
 
     self_residual: PreNorm
     cross_residual: PreNorm
-    feedforward_residual: PreNorm
+    ffn_residual: PreNorm
 
     def self_attend(self, x: Tensor, context: ForwardContext, saved: SavedDecisions) -> Tensor:
         """Return the self-attention of (B, T, D)."""
@@ -82,18 +82,14 @@ class ReversibleLayer(TransformerLayer):
             )
 
         def feed_forward(x: Tensor, memory: Tensor | None, saved: SavedDecisions) -> Tensor:
-            return self.feedforward_residual.apply_dropout(
-                self.feedforward(self.feedforward_residual.prepare_input(x))
-            )
+            return self.ffn_residual.apply_dropout(self.ffn(self.ffn_residual.prepare_input(x)))
 
         yield ReversibleSublayer(self_attention, _list_parameters(self.self, self.self_residual))
         if self.has_cross:
             yield ReversibleSublayer(
                 cross_attention, _list_parameters(self.cross, self.cross_residual)
             )
-        yield ReversibleSublayer(
-            feed_forward, _list_parameters(self.feedforward, self.feedforward_residual)
-        )
+        yield ReversibleSublayer(feed_forward, _list_parameters(self.ffn, self.ffn_residual))
 
     def extend_streams(
         self, streams: ReversibleStreams, state: DecoderState
@@ -110,8 +106,8 @@ class ReversibleLayer(TransformerLayer):
                 mask=state.memory_mask,
             )
             streams = streams.add(self.cross_residual.apply_dropout(sublayer_output))
-        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(streams.read))
-        return streams.add(self.feedforward_residual.apply_dropout(sublayer_output)), state
+        sublayer_output = self.ffn(self.ffn_residual.prepare_input(streams.read))
+        return streams.add(self.ffn_residual.apply_dropout(sublayer_output)), state
 
 
 class ReversibleLSHLayer(ReversibleLayer):
@@ -230,7 +226,7 @@ class Reformer(Block):
             return (ReversibleLSHLayer if attention == "lsh" else ReversibleLayer)(
                 attention=self_attention,  # type: ignore[arg-type]
                 cross=cross,
-                feedforward=ChunkedFeedForward(
+                ffn=ChunkedFeedForward(
                     config.width,
                     config.ffn_width,
                     chunks=ffn_chunks,

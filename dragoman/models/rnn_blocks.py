@@ -52,7 +52,7 @@ ALIGNMENT_PREFIX = "alignment."  # of the alignment's tensors among a state's re
 class DecoderAttention(NamedTuple):
     """The parts of an RNN decoder with attention."""
 
-    asking: AttentionDecoder
+    attention_decoder: AttentionDecoder
     cross: Mechanism
 
 
@@ -74,34 +74,34 @@ class RNNLayer(Block):
     def __init__(
         self,
         *,
-        recurrence: RNN | None,  # None with attention, whose decoder has the RNN
+        rnn: RNN | None,  # None with attention, whose decoder has the RNN
         attention: DecoderAttention | None,
         residual: Residual,
         summary: MemorySummary | None,
         memory_width: int | None,
         initial_cell: bool = False,
         reverse: bool = False,
-        hands_over_state: bool = False,
+        exports_final_state: bool = False,
         copies_state: bool = False,
     ) -> None:
         super().__init__()
         self.residual = residual
         self.final_norm = residual.final_norm
         self.reverse = reverse
-        self.hands_over_state = hands_over_state  # an encoder's final state to the decoder
+        self.exports_final_state = exports_final_state  # an encoder's final state to the decoder
         self.copies_state = copies_state  # a decoder starts with it
         self.has_cross = attention is not None
         if attention is not None:
-            self.asking, self.cross = attention
+            self.attention_decoder, self.cross = attention
         else:
-            self.recurrence = recurrence
+            self.rnn = rnn
         self.summary = summary
         if summary is not None and memory_width is not None:
-            rnn = self._rnn()
+            stateful = self._rnn_or_decoder()
             inputs = summary(torch.zeros(1, 1, memory_width, device="cpu"), None).size(1)
-            self.initial = nn.Linear(inputs, rnn.layers * rnn.width)
+            self.initial = nn.Linear(inputs, stateful.layers * stateful.width)
             if initial_cell:
-                self.initial_cell = nn.Linear(inputs, rnn.layers * rnn.width)
+                self.initial_cell = nn.Linear(inputs, stateful.layers * stateful.width)
 
     @classmethod
     def build(
@@ -169,14 +169,14 @@ class RNNLayer(Block):
         residual = _build_residual(config, residual_connection)
         residual.locked = locked_dropout
         return cls(
-            recurrence=plain,
+            rnn=plain,
             attention=decoder_attention,
             residual=residual,
             summary=MEMORY_SUMMARIES.get(initial_state) if memory_width is not None else None,
             memory_width=memory_width,
             initial_cell=initial_cell,
             reverse=reverse,
-            hands_over_state=memory_width is None and copies_final_state(config),
+            exports_final_state=memory_width is None and copies_final_state(config),
             copies_state=initial_state == "encoder",
         )
 
@@ -185,7 +185,7 @@ class RNNLayer(Block):
         sublayer_input = self.residual.prepare_input(x)
         if context.memory is None:
             rnn = self._rnn_without_attention()
-            if self.hands_over_state:
+            if self.exports_final_state:
                 sublayer_output, final = rnn.encode(
                     sublayer_input, context.mask, reverse=self.reverse
                 )
@@ -209,8 +209,8 @@ class RNNLayer(Block):
         """Run the attention decoder over (B, T, D) under teacher forcing."""
         has_loss = self.training and self.cross.alignment.has_loss
         with merge_records(self.cross):
-            if self.asking.is_parallel and not has_loss:
-                return self.asking.run_parallel(
+            if self.attention_decoder.is_parallel and not has_loss:
+                return self.attention_decoder.run_parallel(
                     x,
                     self._initial_state(memory),
                     lambda query: (
@@ -251,8 +251,10 @@ class RNNLayer(Block):
         if not self.has_cross:
             return context.initial_state(None, recurrent=recurrent)
         prepared = self.cross.prepare(key=memory.values, value=memory.values, mask=memory.mask)
-        if self.asking.input_feeding:
-            recurrent["previous_output"] = memory.values.new_zeros(memory.rows, self.asking.width)
+        if self.attention_decoder.input_feeding:
+            recurrent["previous_output"] = memory.values.new_zeros(
+                memory.rows, self.attention_decoder.width
+            )
         recurrent |= {
             ALIGNMENT_PREFIX + name: tensor for name, tensor in self.cross.start(prepared).items()
         }
@@ -305,7 +307,7 @@ class RNNLayer(Block):
                 alignment_steps.append(AlignmentStep(attended.weights.squeeze(1), aligned))
             return attended.context.squeeze(1)
 
-        output, own = self.asking.run(x, own, attend)
+        output, own = self.attention_decoder.run(x, own, attend)
         return output, own | {ALIGNMENT_PREFIX + name: tensor for name, tensor in aligned.items()}
 
     def _add_losses(self, alignment_steps: list[AlignmentStep], context: ForwardContext) -> None:
@@ -330,12 +332,12 @@ class RNNLayer(Block):
 
     def _rnn_without_attention(self) -> RNN:
         """Return the RNN of a layer without attention."""
-        assert isinstance(self.recurrence, RNN), "a layer without attention must have an RNN"
-        return self.recurrence
+        assert isinstance(self.rnn, RNN), "a layer without attention must have an RNN"
+        return self.rnn
 
-    def _rnn(self) -> AttentionDecoder | RNN:
+    def _rnn_or_decoder(self) -> AttentionDecoder | RNN:
         """Return the RNN, or the attention decoder around it."""
-        return self.asking if self.has_cross else self._rnn_without_attention()
+        return self.attention_decoder if self.has_cross else self._rnn_without_attention()
 
     def _initial_state(self, memory: Memory) -> RNNState:
         r"""Return the initial states, projected from a summary h of the encoder's output.
@@ -347,9 +349,9 @@ class RNNLayer(Block):
         `initial_state=encoder` both are the encoder's final states, layer by layer, as in Sutskever
         et al. (2014).
         """
-        recurrent = self._rnn().zero_state(memory.values)
+        recurrent = self._rnn_or_decoder().zero_state(memory.values)
         if self.copies_state:
-            assert memory.final_state is not None, "the encoder must hand over its final state"
+            assert memory.final_state is not None, "the encoder must return its final state"
             return dict(zip(recurrent, memory.final_state.unbind(1), strict=True))
         if self.summary is not None:
             summary = self.summary(memory.values, memory.mask)
@@ -393,9 +395,9 @@ class BidirectionalRNNLayer(Block):
     overridable = BidirectionalRNNOptions.overridable
     supports_compile = False  # PyTorch's RNN kernels, which torch.compile does not change
 
-    def __init__(self, *, sides: BidirectionalRNN, residual: Residual) -> None:
+    def __init__(self, *, rnn: BidirectionalRNN, residual: Residual) -> None:
         super().__init__()
-        self.sides, self.residual = sides, residual
+        self.rnn, self.residual = rnn, residual
         self.final_norm = residual.final_norm
 
     @classmethod
@@ -406,13 +408,13 @@ class BidirectionalRNNLayer(Block):
         width = build_context.config.width
         forward_rnn, backward_rnn = (cls.kind(width, width // 2) for _ in range(2))
         return cls(
-            sides=BidirectionalRNN(forward_rnn, backward_rnn),
+            rnn=BidirectionalRNN(forward_rnn, backward_rnn),
             residual=_build_residual(build_context.config, residual_connection),
         )
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D)."""
-        return self.residual.add_output(x, self.sides(self.residual.prepare_input(x), context.mask))
+        return self.residual.add_output(x, self.rnn(self.residual.prepare_input(x), context.mask))
 
 
 class BiLSTMLayer(BidirectionalRNNLayer):

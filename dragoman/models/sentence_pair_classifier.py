@@ -148,7 +148,7 @@ class PairModel(nn.Module):
         *,
         embedding: Embedding,
         flag_embedding: Embedding,
-        entrance: StackInput,
+        stack_input: StackInput,
         encoder: Stack,
         interaction: NoInteraction | ComparedAlignment | None,
         pooling: Pooling,
@@ -159,7 +159,7 @@ class PairModel(nn.Module):
         super().__init__()
         self.word_dropout = word_dropout
         self.embedding, self.flag_embedding = embedding, flag_embedding
-        self.entrance, self.encoder = entrance, encoder
+        self.stack_input, self.encoder = stack_input, encoder
         self.interaction, self.pooling = interaction, pooling
         self.label_classifier, self.score_classifier = label_classifier, score_classifier
 
@@ -175,7 +175,7 @@ class PairModel(nn.Module):
             dropped = torch.rand(tokens.shape, device=tokens.device) < self.word_dropout
             tokens = tokens.masked_fill(dropped, UNK)
         mask = torch.arange(tokens.size(1), device=tokens.device) < lengths.unsqueeze(1)
-        embedded = self.entrance(self.embedding(tokens) + self.flag_embedding(flags))
+        embedded = self.stack_input(self.embedding(tokens) + self.flag_embedding(flags))
         states = self.encoder(embedded, ForwardContext(mask=mask))  # (2 B, T, D)
         if self.interaction is None:
             directed = symmetric = self.pooling(states, mask)
@@ -208,7 +208,7 @@ def build_pair_model(
             vocab_size, model.width, scale=scale, embedding_width=model.embedding_width
         ),
         flag_embedding=Embedding(FLAGS, model.width, scale=scale),
-        entrance=build_stack_input(model),
+        stack_input=build_stack_input(model),
         encoder=build_stack(model, model.encoder, "model.encoder", causal=False, memory_width=None),
         interaction=None if is_sequence else _build_interaction(model, pairs, pooling),
         pooling=pooling,

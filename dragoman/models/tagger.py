@@ -101,7 +101,7 @@ class TaggingModel(nn.Module):
         self,
         *,
         inputs: TokenInput,
-        entrance: StackInput,
+        stack_input: StackInput,
         encoder: Stack,
         emission: nn.Linear,
         tag_output: TagOutput,
@@ -109,7 +109,7 @@ class TaggingModel(nn.Module):
         output_dropout: float,
     ) -> None:
         super().__init__()
-        self.inputs, self.entrance, self.encoder = inputs, entrance, encoder
+        self.inputs, self.stack_input, self.encoder = inputs, stack_input, encoder
         self.emission, self.tag_output = emission, tag_output
         self.auxiliary = nn.ModuleDict(auxiliary)
         self.output_dropout = output_dropout
@@ -123,7 +123,7 @@ class TaggingModel(nn.Module):
         features: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states (B, T, D) of words (B, T) with their characters and features."""
-        x = self.entrance(self.inputs(words, characters, features))
+        x = self.stack_input(self.inputs(words, characters, features))
         hidden = self.encoder(x, ForwardContext(mask=mask))
         return ops.dropout(hidden, self.output_dropout, training=self.training)
 
@@ -173,7 +173,7 @@ def build_tagger(model: ModelConfig, tag: TagConfig, sizes: TaggerSizes) -> Tagg
             word_dropout=tag.word_dropout,
             dropout=tag.input_dropout,
         ),
-        entrance=build_stack_input(model),
+        stack_input=build_stack_input(model),
         encoder=build_stack(model, model.encoder, "model.encoder", causal=False, memory_width=None),
         emission=nn.Linear(model.width, sizes.tags),
         tag_output=LinearChainCRF(sizes.tags) if tag.crf else TokenSoftmax(sizes.tags),

@@ -45,7 +45,7 @@ class TransformerLayer(Block):
         *,
         attention: SelfAttention,
         cross: CrossAttention | None,
-        feedforward: FeedForward,
+        ffn: FeedForward,
         residuals: list[Residual],  # one for each of the above, in this order
         causal: bool,
     ) -> None:
@@ -57,8 +57,8 @@ class TransformerLayer(Block):
             self.cross = cross
             self.cross_residual = residuals[1]
         self.has_cross = cross is not None
-        self.feedforward = feedforward
-        self.feedforward_residual = residuals[-1]
+        self.ffn = ffn
+        self.ffn_residual = residuals[-1]
         self.final_norm = residuals[-1].final_norm
 
     @classmethod
@@ -72,7 +72,7 @@ class TransformerLayer(Block):
         return cls(
             attention=attention,
             cross=cross,
-            feedforward=build_feed_forward(config),
+            ffn=build_feed_forward(config),
             residuals=[build_residual(config) for _ in range(3 if cross else 2)],
             causal=build_context.causal,
         )
@@ -96,8 +96,8 @@ class TransformerLayer(Block):
                 mask=context.memory_mask(),
             )
             x = self.cross_residual.add_output(x, sublayer_output)
-        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
-        return self.feedforward_residual.add_output(x, sublayer_output)
+        sublayer_output = self.ffn(self.ffn_residual.prepare_input(x))
+        return self.ffn_residual.add_output(x, sublayer_output)
 
     def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of Transformer-XL's memory: the layer's inputs at earlier positions."""
@@ -139,9 +139,9 @@ class TransformerLayer(Block):
             query, key, value, mask=context.self_mask(causal=False)
         )
         x = self.self_residual.add_output(x, sublayer_output)
-        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
+        sublayer_output = self.ffn(self.ffn_residual.prepare_input(x))
         return ExtendOutput(
-            self.feedforward_residual.add_output(x, sublayer_output),
+            self.ffn_residual.add_output(x, sublayer_output),
             context.prefix_state(x, {"key_value": key_value}),
         )
 
@@ -156,8 +156,8 @@ class TransformerLayer(Block):
                 mask=state.memory_mask,
             )
             x = self.cross_residual.add_output(x, sublayer_output)
-        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
-        return ExtendOutput(self.feedforward_residual.add_output(x, sublayer_output), state)
+        sublayer_output = self.ffn(self.ffn_residual.prepare_input(x))
+        return ExtendOutput(self.ffn_residual.add_output(x, sublayer_output), state)
 
     def _prepare_cross(self, memory: Tensor) -> dict[str, Tensor] | None:
         """Return what cross-attention reads at every step, or None without cross-attention."""
@@ -180,14 +180,18 @@ class TransformerLayer(Block):
 def build_self_attention(config: ModelConfig, *, causal: bool) -> SelfAttention:
     """Build multi-head self-attention with the relative positions that `config` names."""
     positions = catalogue("positions").load(config.positions)
-    within = positions.within(
+    relative_position = positions.build_relative_position(
         heads=config.heads,
         head_width=config.resolved_head_width,
         causal=causal,
         max_positions=config.max_positions,
     )
     return SelfAttention(
-        config.width, config.heads, within=within, window=config.window, **_head_arguments(config)
+        config.width,
+        config.heads,
+        relative_position=relative_position,
+        window=config.window,
+        **_head_arguments(config),
     )
 
 
@@ -273,9 +277,9 @@ class FeedForwardLayer(Block):
 
     overridable = FeedForwardOptions.overridable
 
-    def __init__(self, *, feedforward: FeedForward, residual: Residual) -> None:
+    def __init__(self, *, ffn: FeedForward, residual: Residual) -> None:
         super().__init__()
-        self.feedforward = feedforward
+        self.ffn = ffn
         self.residual = residual
         self.final_norm = residual.final_norm
 
@@ -283,7 +287,7 @@ class FeedForwardLayer(Block):
     def build(cls, build_context: BuildContext) -> FeedForwardLayer:
         """Build an encoder's or a decoder's layer."""
         config = build_context.config
-        return cls(feedforward=build_feed_forward(config), residual=build_residual(config))
+        return cls(ffn=build_feed_forward(config), residual=build_residual(config))
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D), position by position."""
@@ -303,4 +307,4 @@ class FeedForwardLayer(Block):
 
     def _add_ffn(self, x: Tensor) -> Tensor:
         """Return the residual sum of (B, T, D) and its feed-forward network."""
-        return self.residual.add_output(x, self.feedforward(self.residual.prepare_input(x)))
+        return self.residual.add_output(x, self.ffn(self.residual.prepare_input(x)))

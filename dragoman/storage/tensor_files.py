@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -111,19 +112,26 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_tensors(
-    path: Path, *, expected: Mapping[str, Tensor] | None = None, device: str = "cpu"
+    path: Path,
+    *,
+    expected: Mapping[str, Tensor] | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+    device: str = "cpu",
 ) -> dict[str, Tensor]:
     """Return the tensors of a file; names, shapes and dtypes must equal those of `expected`.
 
-    Tensors on the meta device are enough for `expected`. Weights that are stored in int8 are
-    returned in float32.
+    Tensors on the meta device are enough for `expected`. Names in the file are first replaced by
+    those in `renamed`. Weights that are stored in int8 are returned in float32.
     """
-    header = read_header(path)
+    header = {renamed.get(name, name): info for name, info in read_header(path).items()}
     if expected is not None:
         check_tensors_match(path, header, _stored_tensors(header, expected))
     try:
         with native_path(path) as name:
-            tensors = dict(load_file(name, device=device))
+            tensors = {
+                renamed.get(stored, stored): tensor
+                for stored, tensor in load_file(name, device=device).items()
+            }
     except (SafetensorError, OSError) as error:
         raise corrupt_file_error(path, str(error)) from error
     return tensors if expected is None else dequantize_tensors(tensors, expected)

@@ -96,13 +96,13 @@ def test_weights_that_are_not_finite_are_a_row_and_not_the_end(
     weights = {
         name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()
     }
-    weights["decoder.0.feedforward.inner.weight"][0, 0] = torch.inf
+    weights["decoder.0.ffn.inner.weight"][0, 0] = torch.inf
     (copy / "weights.safetensors").unlink()
     write_tensors(copy / "weights.safetensors", weights)
     signed(copy)
     assert main(["doctor", str(copy)]) == 65
     captured = capsys.readouterr()
-    assert "in decoder.0.feedforward.inner.weight" in captured.out
+    assert "in decoder.0.ffn.inner.weight" in captured.out
     assert "finite weights" in captured.err
 
 

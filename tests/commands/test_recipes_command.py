@@ -141,9 +141,10 @@ def test_a_stack_of_equal_cells_is_counted() -> None:
         encoder=("lstm(layers=3)",), decoder=(block,), width=8, heads=2, positions="none"
     )
     lines = format_stack(summarize_model(config, src_vocab_size=20, tgt_vocab_size=20), config)
-    assert any("3 x in 32x8, 3 x state 32x8" in line for line in lines)
+    assert any("3 x ih 32x8, 3 x hh 32x8" in line for line in lines)
     assert any(
-        "in 32x16, state 32x8, 7 x above in 32x16, 7 x above state 32x8" in line for line in lines
+        "ih 32x16, hh 32x8, 7 x upper_layers ih 32x16, 7 x upper_layers hh 32x8" in line
+        for line in lines
     )
     assert any("query 8x8, key 8x8, energy 1x8" in line for line in lines)
 

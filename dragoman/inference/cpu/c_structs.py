@@ -69,7 +69,7 @@ class CModel(ctypes.Structure):
         *_counts("encoder_layers decoder_layers"),
         ("encoder_norm", CNorm),
         ("decoder_norm", CNorm),
-        ("narrow", CLinear),
+        ("down_proj", CLinear),
         ("output", CLinear),
         ("embedding_table", _pointer),
         ("embedding_scale", _number),

@@ -67,8 +67,8 @@ class CppTransformer:
         self._packed = PackedTransformer(model, ranges, panel=kernels.dragoman_panel_width())
         self._model = ctypes.byref(self._packed.model)
         self._embeddings = model._embedding("src"), model._embedding("tgt")
-        self._src_positions = PositionTable(model.src_entrance.positions)
-        self._tgt_positions = PositionTable(model.tgt_entrance.positions)
+        self._src_positions = PositionTable(model.src_input.positions)
+        self._tgt_positions = PositionTable(model.tgt_input.positions)
         self.search_backend = CppSearchBackend(kernels)
         self.greedy_decoder = GreedyDecoder(
             kernels, self._packed, self._tgt_positions, use_int8_filter=ranges is None

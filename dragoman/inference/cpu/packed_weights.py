@@ -112,7 +112,7 @@ def cpp_unsupported_reason(model: EncoderDecoder) -> str:
             assert isinstance(block, TransformerLayer), "checked by torch_unsupported_reason"
             residuals = [
                 block.self_residual,
-                block.feedforward_residual,
+                block.ffn_residual,
                 *([block.cross_residual] if block.has_cross else []),
             ]
             norms = [getattr(each, "norm", None) for each in residuals]
@@ -120,10 +120,10 @@ def cpp_unsupported_reason(model: EncoderDecoder) -> str:
                 each is None or type(each) in _NORMS for each in norms
             ):
                 return f"{side}.{number} has another residual connection or norm"
-            if block.self.within is not None:
+            if block.self.relative_position is not None:
                 return f"{side}.{number} has relative or rotary positions"
-            if type(block.feedforward.activation) is not ReLU:
-                activation = type(block.feedforward.activation).__name__
+            if type(block.ffn.activation) is not ReLU:
+                activation = type(block.ffn.activation).__name__
                 return f"{side}.{number} has the activation {activation}"
             if block.self.width % VECTOR_WIDTH:
                 return (
@@ -178,8 +178,8 @@ class PackedTransformer:
             self._pack_norm(model.encoder.norm),
             self._pack_norm(model.decoder.norm),
         )
-        if model.output.narrow is not None:
-            self.model.narrow = self._pack_linear(model.output.narrow.weight, None)
+        if model.output.down_proj is not None:
+            self.model.down_proj = self._pack_linear(model.output.down_proj.weight, None)
         self._pack_embedding(model._embedding("tgt"))
         self._output = (
             model.output_weight.detach(),
@@ -223,7 +223,7 @@ class PackedTransformer:
         attention: SelfAttention = block.self
         layer = CLayer(
             self_norms=self._pack_norms(block.self_residual),
-            ffn_norms=self._pack_norms(block.feedforward_residual),
+            ffn_norms=self._pack_norms(block.ffn_residual),
         )
         layer.query_key_value = self._pack_by_heads(attention.query_key_value, 3, scaled=1)
         layer.output = self._pack_from_heads(attention.output)
@@ -235,7 +235,7 @@ class PackedTransformer:
                 self._pack_by_heads(cross.key_value, 2, scaled=0),
             )
             layer.cross_output = self._pack_from_heads(cross.output)
-        inner, outer = block.feedforward.inner, block.feedforward.outer
+        inner, outer = block.ffn.inner, block.ffn.outer
         layer.inner, layer.outer = (
             self._pack_linear(inner.weight, inner.bias),
             self._pack_linear(outer.weight, outer.bias),
@@ -337,7 +337,7 @@ class PackedTransformer:
 
 def is_plain_table(embedding: Embedding) -> bool:
     """Whether an embedding is a lookup and a scale: neither factorized nor normalized."""
-    return embedding.wide is None and embedding.length is None
+    return embedding.up_proj is None and embedding.length is None
 
 
 def _round_up(number: int, to: int) -> int:

@@ -64,8 +64,8 @@ def torch_unsupported_reason(model: EncoderDecoder) -> str:
         for number, block in stack.blocks():
             if type(block) is not TransformerLayer:
                 return f"{side}.{number} is a {type(block).__name__}"
-            within = block.self.within
-            if block.self.window or (within is not None and within.has_bias):
+            relative_position = block.self.relative_position
+            if block.self.window or (relative_position is not None and relative_position.has_bias):
                 return f"{side}.{number} has a relative position bias or an attention window"
             attentions: list[MultiHead] = (
                 [block.self, block.cross] if block.has_cross else [block.self]
@@ -89,7 +89,7 @@ class TorchTransformer:
     def __init__(self, model: EncoderDecoder, make_linear: LinearFactory) -> None:
         self.search_backend = REFERENCE_BACKEND
         self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
-        self._src_input, self._tgt_input = model.src_entrance, model.tgt_entrance
+        self._src_input, self._tgt_input = model.src_input, model.tgt_input
         self._encoder = [
             _TorchLayer(block, make_linear) for block in _transformer_layers(model.encoder)
         ]
@@ -100,8 +100,10 @@ class TorchTransformer:
             _norm_function(model.encoder.norm),
             _norm_function(model.decoder.norm),
         )
-        narrow = model.output.narrow
-        self._narrow = None if narrow is None else make_linear(narrow.weight.detach(), None)
+        down_proj = model.output.down_proj
+        self._down_proj = (
+            None if down_proj is None else make_linear(down_proj.weight.detach(), None)
+        )
         self._output = make_linear(model.output_weight.detach(), _detach(model.output_bias))
 
     def encode(self, src: Tensor, mask: Tensor | None = None) -> TorchMemory:
@@ -160,7 +162,7 @@ class TorchTransformer:
         for number, layer in enumerate(self._decoder):
             x = layer.extend(x, state, number)
         x = self._decoder_norm(x)
-        return self._output(x if self._narrow is None else self._narrow(x)), state
+        return self._output(x if self._down_proj is None else self._down_proj(x)), state
 
 
 class _ResidualOps:
@@ -184,16 +186,16 @@ class _TorchLayer:
     """One layer. The rows of its projections are ordered by head: a head's vectors are adjacent."""
 
     def __init__(self, block: TransformerLayer, make_linear: LinearFactory) -> None:
-        attention, feedforward = block.self, block.feedforward
+        attention, ffn = block.self, block.ffn
         self.heads, self.head_width = attention.heads, attention.head_width
-        self.within = attention.within
+        self.rotary = attention.relative_position
         self.query_key_value = make_linear(
             *self._reorder_by_heads(attention.query_key_value, 3, queries=1)
         )
         self.output = make_linear(*_weight_and_bias(attention.output))
         self.self_residual, self.ffn_residual = (
             _ResidualOps(block.self_residual),
-            _ResidualOps(block.feedforward_residual),
+            _ResidualOps(block.ffn_residual),
         )
         if block.has_cross:
             self.query = make_linear(*self._reorder_by_heads(block.cross.query, 1, queries=1))
@@ -202,12 +204,10 @@ class _TorchLayer:
             )
             self.cross_output = make_linear(*_weight_and_bias(block.cross.output))
             self.cross_residual = _ResidualOps(block.cross_residual)
-        self.has_fused_relu = (
-            type(feedforward.activation) is ReLU
-        )  # fused with the inner linear layer
-        self.activation = feedforward.activation
-        self.inner = make_linear(*_weight_and_bias(feedforward.inner), relu=self.has_fused_relu)
-        self.outer = make_linear(*_weight_and_bias(feedforward.outer))
+        self.has_fused_relu = type(ffn.activation) is ReLU  # fused with the inner linear layer
+        self.activation = ffn.activation
+        self.inner = make_linear(*_weight_and_bias(ffn.inner), relu=self.has_fused_relu)
+        self.outer = make_linear(*_weight_and_bias(ffn.outer))
 
     def encode(self, x: Tensor, rows: int) -> Tensor:
         """Run an encoder layer on all positions (B * S, D)."""
@@ -215,8 +215,8 @@ class _TorchLayer:
             rows, -1, self.heads, 3, self.head_width
         )
         query, key, value = parts.permute(3, 0, 2, 1, 4)  # (B, H, S, Dh) each
-        if self.within is not None:
-            query, key = self.within.rotate(query, None), self.within.rotate(key, None)
+        if self.rotary is not None:
+            query, key = self.rotary.rotate(query, None), self.rotary.rotate(key, None)
         context = F.scaled_dot_product_attention(query, key, value, scale=1.0)
         x = self.self_residual.add_output(
             x, self.output(context.transpose(1, 2).reshape(x.size(0), -1))
@@ -241,7 +241,7 @@ class _TorchLayer:
         made = self._split_beams(
             self.query_key_value(self.self_residual.prepare_input(x)), beams_per_sentence, 3
         )  # (3, N * H, F, Dh)
-        if self.within is not None:
+        if self.rotary is not None:
             made = self._rotate(made, state.steps - 1)
         kv_cache.narrow(2, slots - beams_per_sentence, beams_per_sentence).copy_(made[1:])
         context = _attend(made[0], kv_cache.narrow(2, 0, max(slots, INITIAL_SLOTS)), state.bias)
@@ -267,8 +267,8 @@ class _TorchLayer:
 
     def _rotate(self, made: Tensor, position: int) -> Tensor:
         """Rotate queries and keys of (3, N * H, F, Dh), all at one position."""
-        assert self.within is not None, "only with rotary positions"
-        rotated = self.within.rotate(
+        assert self.rotary is not None, "only with rotary positions"
+        rotated = self.rotary.rotate(
             made[:2].reshape(-1, 1, 1, self.head_width), None, first=position
         )
         return torch.cat([rotated.view(2, *made.shape[1:]), made[2:]])

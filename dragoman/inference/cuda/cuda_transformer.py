@@ -112,14 +112,14 @@ class CudaTransformer:
     def __init__(self, model: EncoderDecoder, dtype: torch.dtype) -> None:
         self.dtype, self.device = dtype, model.output_weight.device
         self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
-        self._src_input, self._tgt_input = model.src_entrance, model.tgt_entrance
+        self._src_input, self._tgt_input = model.src_input, model.tgt_input
         self._encoder = [_CudaLayer(block, dtype) for block in _transformer_layers(model.encoder)]
         self._decoder = [_CudaLayer(block, dtype) for block in _transformer_layers(model.decoder)]
         self._encoder_output, self._decoder_output = (
             FusedResidual.for_output(stack.norm, dtype) for stack in (model.encoder, model.decoder)
         )
-        self._narrow = (
-            None if model.output.narrow is None else _cast_linear(model.output.narrow, dtype)
+        self._down_proj = (
+            None if model.output.down_proj is None else _cast_linear(model.output.down_proj, dtype)
         )
         self._output = _output_linear(model.output_weight.detach().to(dtype))
         # (V,) bias of the logits, added by the beam search step.
@@ -162,7 +162,7 @@ class CudaTransformer:
         ):
             activations = layer.extend(activations, step_inputs, number, next_residual)
         x = activations.layer_input.flatten(0, 1)
-        return self._output(x if self._narrow is None else self._narrow(x))
+        return self._output(x if self._down_proj is None else self._down_proj(x))
 
     def _embed_tokens(self, tokens: Tensor, step_inputs: DecodeStepInputs) -> Tensor:
         """Embed tokens (N * K, 1), all at one position that only the device knows."""
@@ -182,10 +182,10 @@ class _CudaLayer:
 
     def __init__(self, block: TransformerLayer, dtype: torch.dtype) -> None:
         attention = block.self
-        self.heads, self.head_width, self.within = (
+        self.heads, self.head_width, self.rotary = (
             attention.heads,
             attention.head_width,
-            attention.within,
+            attention.relative_position,
         )
         self.query_key_value, self.output = (
             _cast_linear(attention.query_key_value, dtype),
@@ -193,11 +193,11 @@ class _CudaLayer:
         )
         self.self_residual, self.ffn_residual = (
             FusedResidual(block.self_residual, dtype),
-            FusedResidual(block.feedforward_residual, dtype),
+            FusedResidual(block.ffn_residual, dtype),
         )
         self.inner, self.outer = (
-            _linear_activation(block.feedforward, dtype),
-            _cast_linear(block.feedforward.outer, dtype),
+            _linear_activation(block.ffn, dtype),
+            _cast_linear(block.ffn.outer, dtype),
         )
         if block.has_cross:
             self.query, self.cross_output = (
@@ -214,8 +214,8 @@ class _CudaLayer:
         query, key, value = made.view(*made.shape[:2], 3, self.heads, self.head_width).permute(
             2, 0, 3, 1, 4
         )  # (B, H, S, Dh) each
-        if self.within is not None:
-            query, key = self.within.rotate(query, None), self.within.rotate(key, None)
+        if self.rotary is not None:
+            query, key = self.rotary.rotate(query, None), self.rotary.rotate(key, None)
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=padding_bias)
         activations = self.self_residual.add_output(
             activations.residual, self.output(context.transpose(1, 2).flatten(2)), self.ffn_residual
@@ -238,12 +238,12 @@ class _CudaLayer:
             made[:, :, 0].transpose(1, 2),
             made[:, :, 1:].permute(0, 2, 3, 1, 4),
         )  # (N, H, K, Dh), (N, 2, H, K, Dh)
-        if self.within is not None:
+        if self.rotary is not None:
             position_ids = step_inputs.step.expand(count, beams_per_sentence)
-            query = self.within.rotate(query, position_ids, first=step_inputs.max_steps)
+            query = self.rotary.rotate(query, position_ids, first=step_inputs.max_steps)
             key_value = torch.stack(
                 [
-                    self.within.rotate(key_value[:, 0], position_ids, first=step_inputs.max_steps),
+                    self.rotary.rotate(key_value[:, 0], position_ids, first=step_inputs.max_steps),
                     key_value[:, 1],
                 ],
                 dim=1,
@@ -289,9 +289,9 @@ def _cast_linear(linear: nn.Linear, dtype: torch.dtype) -> LinearFunction:
     return _concat_linears([linear], dtype)
 
 
-def _linear_activation(feedforward: FeedForward, dtype: torch.dtype) -> LinearFunction:
+def _linear_activation(ffn: FeedForward, dtype: torch.dtype) -> LinearFunction:
     """Return the first linear layer with its activation; fused linear-ReLU on a GPU."""
-    inner, activation = feedforward.inner, feedforward.activation
+    inner, activation = ffn.inner, ffn.activation
     plain = _cast_linear(inner, dtype)
     if type(activation) is not ReLU or inner.bias is None or not inner.weight.is_cuda:
         return lambda x: activation(plain(x))

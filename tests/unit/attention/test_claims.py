@@ -25,7 +25,7 @@ def convolution_as_attention(filters: Tensor, bias: Tensor) -> SelfAttention:
     width, inputs, kernel = filters.shape
     assert inputs == width
     positions = T5RelativeBias(kernel, causal=False)
-    attention = SelfAttention(width, kernel, head_width=width, within=positions)
+    attention = SelfAttention(width, kernel, head_width=width, relative_position=positions)
     attention.query_key_value.weight.zero_()  # scores do not depend on the content
     attention.query_key_value.bias.zero_()
     positions.weight.zero_()

@@ -70,7 +70,7 @@ def softmax(numbers: list[float]) -> list[float]:
 def test_structured_pooling_is_the_papers_equation() -> None:
     layer, x = pooling(), sequences()
     vectors, weights = layer(x, mask=MASK)
-    first, bias, second = layer.hidden.weight, layer.hidden.bias, layer.questions.weight
+    first, bias, second = layer.hidden.weight, layer.hidden.bias, layer.queries.weight
     for row, length in enumerate(LENGTHS):
         for hop in range(3):
             energies = [
@@ -89,11 +89,11 @@ def test_attention_pooling_is_one_hop_and_the_mean_with_zero_queries() -> None:
     layer, x = AttentionPooling(D).double(), sequences()
     vectors, weights = layer(x, mask=MASK)
     assert (vectors.shape, weights.shape) == ((2, D), (2, 5))
-    energy = torch.tanh(x @ layer.hidden.weight.T + layer.hidden.bias) @ layer.questions.weight[0]
+    energy = torch.tanh(x @ layer.hidden.weight.T + layer.hidden.bias) @ layer.queries.weight[0]
     wanted = energy.masked_fill(~MASK, -torch.inf).softmax(-1)
     torch.testing.assert_close(weights, wanted)
     torch.testing.assert_close(vectors, torch.einsum("bs,bsd->bd", wanted, x))
-    nn.init.zeros_(layer.questions.weight)
+    nn.init.zeros_(layer.queries.weight)
     torch.testing.assert_close(layer(x).vectors, x.mean(dim=1))
 
 

@@ -183,6 +183,6 @@ def test_other_engines_do_not_take_values_of_another_width() -> None:
     model = build_model(config, src_vocab_size=9, tgt_vocab_size=9)
     assert "another kind of attention heads" in torch_unsupported_reason(model)
     problems: list[str] = []
-    positions = model.src_entrance.positions
+    positions = model.src_input.positions
     assert _read_stack(model.encoder, positions, "encoder", "ONNX", problems) is None
     assert "values as wide as its keys; found model.value_width=4" in problems[0]

@@ -162,14 +162,14 @@ def test_relative_keys_are_those_of_transformers() -> None:
         attention_dropout=0.0,
     )
     theirs = Wav2Vec2BertSelfAttention(config).eval()
-    within = ShawRelativeKeys(4, max_distance=3)
-    ours = SelfAttention(8, 2, within=within)
+    relative_position = ShawRelativeKeys(4, max_distance=3)
+    ours = SelfAttention(8, 2, relative_position=relative_position)
     linears = (theirs.linear_q, theirs.linear_k, theirs.linear_v)
     with torch.no_grad():
         ours.query_key_value.weight.copy_(torch.cat([linear.weight for linear in linears]))
         ours.query_key_value.bias.copy_(torch.cat([linear.bias for linear in linears]))
         ours.output.load_state_dict(theirs.linear_out.state_dict())
-        within.weight.copy_(theirs.distance_embedding.weight)
+        relative_position.weight.copy_(theirs.distance_embedding.weight)
     x = torch.randn(2, 9, 8)
     torch.testing.assert_close(ours(x), theirs(x)[0])
 
@@ -189,19 +189,24 @@ def test_sinusoid_keys_are_the_papers_four_terms(causal: bool) -> None:
     """
     torch.manual_seed(0)
     heads, size, length = 2, 4, 6
-    within = TransformerXLBias(heads, size, causal=causal).double()
-    for weight in within.parameters():
+    relative_position = TransformerXLBias(heads, size, causal=causal).double()
+    for weight in relative_position.parameters():
         torch.nn.init.normal_(weight)
     query, key = torch.randn(2, 1, heads, length, size, dtype=torch.float64)
-    u, v = within.content.view(heads, size), within.place.view(heads, size)
+    u, v = (
+        relative_position.content_bias.view(heads, size),
+        relative_position.position_bias.view(heads, size),
+    )
     position_ids = torch.arange(length)
-    found = within.shift_query(query) @ key.mT * size**-0.5 + within.bias(
+    found = relative_position.shift_query(query) @ key.mT * size**-0.5 + relative_position.bias(
         position_ids - position_ids.unsqueeze(1), query
     )
     for head in range(heads):
         for t in range(length):
             for s in range(t + 1 if causal else length):
-                far = (within.proj.weight @ sinusoid(t - s, heads * size)).view(heads, size)[head]
+                far = (relative_position.proj.weight @ sinusoid(t - s, heads * size)).view(
+                    heads, size
+                )[head]
                 q, k = query[0, head, t], key[0, head, s]
                 expected = (q @ k + q @ far + u[head] @ k + v[head] @ far) / size**0.5
                 torch.testing.assert_close(
@@ -217,8 +222,8 @@ def test_attention_with_sinusoid_keys_is_xlnets() -> None:
     model = XLNetModel(
         XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=2, d_inner=8, dropout=0.0)
     ).eval()
-    theirs, within = model.layer[0].rel_attn, TransformerXLBias(2, 4, causal=False)
-    ours = SelfAttention(8, 2, within=within, bias=False)
+    theirs, relative_position = model.layer[0].rel_attn, TransformerXLBias(2, 4, causal=False)
+    ours = SelfAttention(8, 2, relative_position=relative_position, bias=False)
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.normal_()
@@ -226,9 +231,9 @@ def test_attention_with_sinusoid_keys_is_xlnets() -> None:
             torch.cat([part.flatten(1).T for part in (theirs.q, theirs.k, theirs.v)])
         )
         ours.output.weight.copy_(theirs.o.flatten(1))
-        within.proj.weight.copy_(theirs.r.flatten(1).T)
-        within.content.copy_(theirs.r_w_bias.flatten())
-        within.place.copy_(theirs.r_r_bias.flatten())
+        relative_position.proj.weight.copy_(theirs.r.flatten(1).T)
+        relative_position.content_bias.copy_(theirs.r_w_bias.flatten())
+        relative_position.position_bias.copy_(theirs.r_r_bias.flatten())
     x = torch.randn(2, 7, 8)
     h = x.transpose(0, 1)
     distances = model.relative_positional_encoding(7, 7, bsz=2)

@@ -50,7 +50,7 @@ PAPERS = {
         exp(score.log_strength.item()) * dot(q, k) / sqrt(dot(q, q) * dot(k, k))
     ),
     "general": lambda score, q, k, s: dot(q, times(score.key_proj, k)),
-    "location": lambda score, q, k, s: times(score.places, q)[s],
+    "location": lambda score, q, k, s: times(score.position_proj, q)[s],
     "fixed": lambda score, q, k, s: score.weight[s].item(),
     "additive": lambda score, q, k, s: additive(score, q, k),
     "normed_additive": lambda score, q, k, s: normed(score, q, k),

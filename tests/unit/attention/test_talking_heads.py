@@ -49,8 +49,8 @@ def test_heads_talk_before_and_after_the_softmax() -> None:
 def test_heads_start_as_if_they_did_not_talk() -> None:
     torch.manual_seed(0)
     plain, talks = (
-        SelfAttention(8, 2, within=ShawRelativeKeys(4)),
-        SelfAttention(8, 2, within=ShawRelativeKeys(4), talking_heads=True),
+        SelfAttention(8, 2, relative_position=ShawRelativeKeys(4)),
+        SelfAttention(8, 2, relative_position=ShawRelativeKeys(4), talking_heads=True),
     )
     talks.load_state_dict(plain.state_dict(), strict=False)
     x = torch.randn(2, 5, 8)

@@ -101,11 +101,15 @@ def copy_weights(ours: torch.nn.Module, plain: torch.nn.Module) -> None:
             packed = block.self.query_key_value.weight
             layer.query.weight.copy_(packed[: packed.size(1)])
             layer.key_value.weight.copy_(packed[packed.size(1) :])
-            layer.position.weight.copy_(block.self.within.proj.weight)
+            layer.position.weight.copy_(block.self.relative_position.proj.weight)
             layer.output.weight.copy_(block.self.output.weight)
-            layer.content_bias.copy_(block.self.within.content.view_as(layer.content_bias))
-            layer.position_bias.copy_(block.self.within.place.view_as(layer.position_bias))
+            layer.content_bias.copy_(
+                block.self.relative_position.content_bias.view_as(layer.content_bias)
+            )
+            layer.position_bias.copy_(
+                block.self.relative_position.position_bias.view_as(layer.position_bias)
+            )
             layer.norms[0].load_state_dict(block.self_residual.norm.state_dict())
-            layer.norms[1].load_state_dict(block.feedforward_residual.norm.state_dict())
-            layer.ffn[0].load_state_dict(block.feedforward.inner.state_dict())
-            layer.ffn[3].load_state_dict(block.feedforward.outer.state_dict())
+            layer.norms[1].load_state_dict(block.ffn_residual.norm.state_dict())
+            layer.ffn[0].load_state_dict(block.ffn.inner.state_dict())
+            layer.ffn[3].load_state_dict(block.ffn.outer.state_dict())

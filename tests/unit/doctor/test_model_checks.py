@@ -104,12 +104,12 @@ def test_dependence_on_the_batch_is_detected(parts: Parts) -> None:
 
 def test_wrong_cache_is_detected(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions off by one after the first step are found (tensor2tensor#917)."""
-    placed = parts.model.tgt_entrance.forward
+    placed = parts.model.tgt_input.forward
 
     def forward(embedded: Tensor, *, first: int = 0, position_ids: Tensor | None = None) -> Tensor:
         return placed(embedded, first=first + (first > 0), position_ids=position_ids)
 
-    monkeypatch.setattr(parts.model.tgt_entrance, "forward", forward)
+    monkeypatch.setattr(parts.model.tgt_input, "forward", forward)
     assert failed(parts.verdicts()) == {"KV cache", "beam scores"}
 
 

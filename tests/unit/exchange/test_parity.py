@@ -19,8 +19,8 @@ def from_torch(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Rename the weights of `torch.nn.Transformer`."""
     ours: dict[str, Tensor] = {}
     for side, norms in (
-        ("encoder", ("self", "feedforward")),
-        ("decoder", ("self", "cross", "feedforward")),
+        ("encoder", ("self", "ffn")),
+        ("decoder", ("self", "cross", "ffn")),
     ):
         for part in ("weight", "bias"):
             for n in range(layers):
@@ -29,8 +29,8 @@ def from_torch(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
                     f"{old}.self_attn.in_proj_{part}"
                 ]
                 ours[f"{layer}.self.output.{part}"] = theirs[f"{old}.self_attn.out_proj.{part}"]
-                ours[f"{layer}.feedforward.inner.{part}"] = theirs[f"{old}.linear1.{part}"]
-                ours[f"{layer}.feedforward.outer.{part}"] = theirs[f"{old}.linear2.{part}"]
+                ours[f"{layer}.ffn.inner.{part}"] = theirs[f"{old}.linear1.{part}"]
+                ours[f"{layer}.ffn.outer.{part}"] = theirs[f"{old}.linear2.{part}"]
                 for number, name in enumerate(norms, start=1):
                     ours[f"{layer}.{name}_residual.norm.{part}"] = theirs[
                         f"{old}.norm{number}.{part}"
@@ -67,8 +67,8 @@ def test_base_model_with_the_weights_of_torch_nn_transformer() -> None:
     mask = torch.arange(9) < torch.tensor([[9], [4], [7]])
     with torch.no_grad():
         expected = theirs(
-            ours.src_entrance(ours.embeddings["shared"](src)),
-            ours.tgt_entrance(ours.embeddings["shared"](tgt)),
+            ours.src_input(ours.embeddings["shared"](src)),
+            ours.tgt_input(ours.embeddings["shared"](tgt)),
             tgt_mask=torch.ones(7, 7, dtype=torch.bool).triu(1),
             src_key_padding_mask=~mask,
             memory_key_padding_mask=~mask,
@@ -104,11 +104,9 @@ def from_marian(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
                 ours[f"{layer}.self_residual.norm.{part}"] = theirs[
                     f"{old}.self_attn_layer_norm.{part}"
                 ]
-                ours[f"{layer}.feedforward.inner.{part}"] = theirs[f"{old}.fc1.{part}"]
-                ours[f"{layer}.feedforward.outer.{part}"] = theirs[f"{old}.fc2.{part}"]
-                ours[f"{layer}.feedforward_residual.norm.{part}"] = theirs[
-                    f"{old}.final_layer_norm.{part}"
-                ]
+                ours[f"{layer}.ffn.inner.{part}"] = theirs[f"{old}.fc1.{part}"]
+                ours[f"{layer}.ffn.outer.{part}"] = theirs[f"{old}.fc2.{part}"]
+                ours[f"{layer}.ffn_residual.norm.{part}"] = theirs[f"{old}.final_layer_norm.{part}"]
                 if side == "decoder":
                     ours[f"{layer}.cross.query.{part}"] = fused("encoder_attn", "q")
                     ours[f"{layer}.cross.key_value.{part}"] = fused("encoder_attn", "kv")
@@ -122,7 +120,7 @@ def from_marian(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 def marian_pair(
-    width: int, layers: int, heads: int, feedforward: int, vocabulary: int
+    width: int, layers: int, heads: int, ffn_width: int, vocabulary: int
 ) -> tuple[nn.Module, EncoderDecoder]:
     """Build a Marian model with random weights, and ours with the same."""
     transformers = pytest.importorskip("transformers")
@@ -133,8 +131,8 @@ def marian_pair(
         decoder_layers=layers,
         encoder_attention_heads=heads,
         decoder_attention_heads=heads,
-        encoder_ffn_dim=feedforward,
-        decoder_ffn_dim=feedforward,
+        encoder_ffn_dim=ffn_width,
+        decoder_ffn_dim=ffn_width,
         activation_function="swish",
         scale_embedding=True,
         max_position_embeddings=64,
@@ -157,7 +155,7 @@ def marian_pair(
         decoder=(f"transformer*{layers}",),
         width=width,
         heads=heads,
-        ffn_width=feedforward,
+        ffn_width=ffn_width,
         activation="swish",
         positions="sinusoidal_halves",
         output_bias=True,

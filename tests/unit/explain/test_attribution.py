@@ -79,7 +79,7 @@ def brute_force(forced: ForcedTarget, src: Tensor | None, tgt: Tensor) -> Tensor
     else:
         from dragoman.models.block_context import ForwardContext
 
-        hidden = model.output(model.decoder(model.entrance(tgt), ForwardContext()))
+        hidden = model.output(model.decoder(model.stack_input(tgt), ForwardContext()))
     log_probs = torch.log_softmax(model.project(hidden)[0], dim=-1)
     return log_probs[torch.arange(len(forced.tgt_out)), forced.tgt_out]
 

@@ -81,7 +81,7 @@ def test_similarity_covers_the_longer_side(src: int, tgt: int) -> None:
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_similarity_is_the_cosine_of_position_vectors(positions: str) -> None:
     model = tiny_model(positions=positions)
-    own = model.src_entrance.positions
+    own = model.src_input.positions
     found = position_similarity(own, 40)
     assert found is not None
     assert found.shape == (40, 40)
@@ -95,7 +95,7 @@ def test_similarity_is_the_cosine_of_position_vectors(positions: str) -> None:
 
 def test_the_similarity_of_a_short_table_is_no_larger_than_the_table() -> None:
     model = tiny_model(positions="learned", max_positions=12)
-    found = position_similarity(model.src_entrance.positions, 8)
+    found = position_similarity(model.src_input.positions, 8)
     assert found is not None
     assert found.shape == (12, 12)
 
@@ -108,7 +108,7 @@ def test_a_curve_is_the_mean_over_the_sentence(positions: str, side: str) -> Non
     forced = tiny_pair(model, src=7, tgt=7)
     attention = model.get_submodule(f"{side}.1.self")
     assert isinstance(attention, SelfAttention)
-    assert attention.within is not None
+    assert attention.relative_position is not None
     with torch.no_grad(), _collected_inputs({"here": attention}) as inputs:
         forced.baseline()
         x = inputs["here"]
@@ -121,7 +121,7 @@ def test_a_curve_is_the_mean_over_the_sentence(positions: str, side: str) -> Non
                 turned = [
                     torch.cat(
                         [
-                            attention.within.rotate(row.unsqueeze(2), None, first=first)
+                            attention.relative_position.rotate(row.unsqueeze(2), None, first=first)
                             for row in part.unbind(2)
                         ],
                         dim=2,
@@ -131,7 +131,7 @@ def test_a_curve_is_the_mean_over_the_sentence(positions: str, side: str) -> Non
                 expected = (turned[0] @ turned[1].mT / 8**0.5).mean(dim=(0, 2, 3))
             else:
                 offsets = torch.full((7, 7), distance)
-                bias = attention.within.bias(offsets, query)
+                bias = attention.relative_position.bias(offsets, query)
                 expected = bias.expand(1, 2, 7, 7).mean(dim=(0, 2, 3))
             column = curve.scores[:, curve.distances.index(distance)]
             torch.testing.assert_close(column, expected, atol=1e-5, rtol=1e-4)

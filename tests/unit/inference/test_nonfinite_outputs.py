@@ -54,22 +54,18 @@ WIRINGS = {
 }
 # Which weight is damaged, and how: one of its numbers by another, or all by a factor.
 DAMAGES: dict[str, Callable[[EncoderDecoder], object]] = {
-    "NaN in an encoder's feed-forward": lambda model: put(
-        model, "encoder.0.feedforward.inner.weight", NAN
-    ),
+    "NaN in an encoder's feed-forward": lambda model: put(model, "encoder.0.ffn.inner.weight", NAN),
     "infinity in a decoder's feed-forward": lambda model: put(
-        model, "decoder.1.feedforward.inner.bias", INF
+        model, "decoder.1.ffn.inner.bias", INF
     ),
     "NaN in keys": lambda model: put(model, "decoder.0.cross.key_value.weight", NAN),
     "NaN in queries": lambda model: put(model, "decoder.1.self.query_key_value.bias", NAN),
-    "NaN in the last layer's output": lambda model: put(
-        model, "decoder.1.feedforward.outer.bias", NAN
-    ),
+    "NaN in the last layer's output": lambda model: put(model, "decoder.1.ffn.outer.bias", NAN),
     "NaN in an embedding": lambda model: model.get_parameter("embeddings.shared.weight")[20].fill_(
         NAN
     ),
     "overflow of activations": lambda model: [
-        model.get_parameter(f"encoder.1.feedforward.{part}.weight").mul_(1e25)
+        model.get_parameter(f"encoder.1.ffn.{part}.weight").mul_(1e25)
         for part in ("inner", "outer")
     ],
     "overflow of scores": lambda model: model.get_parameter(
@@ -220,7 +216,7 @@ def test_weights_that_are_not_finite_are_neither_packed_nor_quantised(value: flo
 
 def test_weights_whose_sum_overflows_are_finite() -> None:
     model = make()
-    model.get_parameter("encoder.0.feedforward.inner.weight").fill_(3e38)
+    model.get_parameter("encoder.0.ffn.inner.weight").fill_(3e38)
     assert torch_unsupported_reason(model) == ""
 
 

@@ -57,8 +57,8 @@ def test_the_lstm_ends_are_those_of_torch() -> None:
     torch.manual_seed(0)
     encoder = CharacterLSTM(5, 6, kernel_size=0)
     theirs = nn.LSTM(5, 3, batch_first=True, bidirectional=True)
-    for suffix, side in (("", encoder.sides.ahead), ("_reverse", encoder.sides.back)):
-        for name, weight in side.kernel.named_parameters():
+    for suffix, side in (("", encoder.rnn.forward_rnn), ("_reverse", encoder.rnn.backward_rnn)):
+        for name, weight in side.module.named_parameters():
             getattr(theirs, name + suffix).data = weight.data
     word = torch.randn(1, 4, 5)
     _, (last, _) = theirs(word)

@@ -31,10 +31,10 @@ def build(**more: object) -> EncoderDecoder:
 def test_factors_are_multiplied() -> None:
     torch.manual_seed(0)
     embedding, ids = Embedding(11, 8, scale=3.0, embedding_width=4), torch.tensor([[4, 9]])
-    assert embedding.wide is not None
+    assert embedding.up_proj is not None
     one_hot = F.one_hot(ids, 11).float()
     torch.testing.assert_close(
-        embedding(ids), one_hot @ embedding.weight @ embedding.wide.weight.T * 3.0
+        embedding(ids), one_hot @ embedding.weight @ embedding.up_proj.weight.T * 3.0
     )
 
 
@@ -49,9 +49,9 @@ def test_factorised_weights_are_counted_and_used_at_the_output(tie_embeddings: s
     assert count_parameters(whole) - count_parameters(model) == tables * 11 * 4 - (wide + 1) * 4 * 8
     assert model.output_weight.shape == (11, 4)
     src, tgt = torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 6))
-    hidden = model.decoder(model.tgt_entrance(model._embedding("tgt")(tgt)), context(model, src))
-    assert model.output.narrow is not None
-    expected = hidden @ model.output.narrow.weight.T @ model.output_weight.T
+    hidden = model.decoder(model.tgt_input(model._embedding("tgt")(tgt)), context(model, src))
+    assert model.output.down_proj is not None
+    expected = hidden @ model.output.down_proj.weight.T @ model.output_weight.T
     torch.testing.assert_close(model(src, tgt), expected)
     torch.testing.assert_close(model.extend(tgt, model.start(model.encode(src))).logits, expected)
 
@@ -138,8 +138,8 @@ def test_what_is_drawn_shows_both_factors() -> None:
         embedding_width=4,
     )
     rows = {row.path: row for row in summarize_model(config, src_vocab_size=11, tgt_vocab_size=11)}
-    assert rows["embeddings.shared"].shapes == "weight 11x4, wide.weight 8x4"
-    assert rows["output"].shapes == "narrow.weight 4x8"
+    assert rows["embeddings.shared"].shapes == "weight 11x4, up_proj.weight 8x4"
+    assert rows["output"].shapes == "down_proj.weight 4x8"
 
 
 def test_an_embedding_as_wide_as_the_model_is_rejected() -> None:

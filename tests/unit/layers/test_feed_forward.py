@@ -93,12 +93,12 @@ def test_embeddings_are_scaled_to_the_size_of_the_positions() -> None:
 def test_positions_are_added_before_dropout() -> None:
     """Dropping before the sum would leave every position's own vector undisturbed."""
     torch.manual_seed(0)
-    entrance = StackInput(SinusoidalPositions(width=8), dropout=0.5)
-    dropped = entrance(torch.zeros(1, 50, 8))
+    stack_input = StackInput(SinusoidalPositions(width=8), dropout=0.5)
+    dropped = stack_input(torch.zeros(1, 50, 8))
     assert 0.3 < (dropped == 0).float().mean() < 0.7
-    entrance.eval()
+    stack_input.eval()
     torch.testing.assert_close(
-        entrance(torch.zeros(1, 3, 8), first=5)[0], SinusoidalPositions(width=8).vectors(5, 3)
+        stack_input(torch.zeros(1, 3, 8), first=5)[0], SinusoidalPositions(width=8).vectors(5, 3)
     )
 
 

@@ -67,18 +67,15 @@ def test_the_fused_cell_of_a_gpu_is_the_one_of_the_host(kind: type[RNN]) -> None
     host = kind(4, D, layers=2)
     x = torch.randn(2, 5, 4)
 
-    def outcome(recurrence: RNN, x: Tensor) -> list[Tensor]:
-        layers, outputs = recurrence.split(recurrence.zero_state(x)), []
-        for gates in recurrence.project(x).unbind(1):
-            layers = recurrence.advance(gates, layers)
+    def outcome(rnn: RNN, x: Tensor) -> list[Tensor]:
+        layers, outputs = rnn.split(rnn.zero_state(x)), []
+        for gates in rnn.project(x).unbind(1):
+            layers = rnn.advance(gates, layers)
             outputs.append(layers[-1][0])
         output = torch.stack(outputs, 1)
         return [
             output.cpu(),
-            *(
-                each.cpu()
-                for each in torch.autograd.grad(output.square().sum(), recurrence.parameters())
-            ),
+            *(each.cpu() for each in torch.autograd.grad(output.square().sum(), rnn.parameters())),
         ]
 
     expected = outcome(host, x)
@@ -94,8 +91,8 @@ def test_bidirectional_rnn_equals_torch_with_packed_sequences(
     ours = BidirectionalRNN(kind(4, 3), kind(4, 3)).double()
     reference = theirs(4, 3, batch_first=True, bidirectional=True).double()
     for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
-        getattr(reference, name).data = getattr(ours.ahead.kernel, name).data
-        getattr(reference, f"{name}_reverse").data = getattr(ours.back.kernel, name).data
+        getattr(reference, name).data = getattr(ours.forward_rnn.module, name).data
+        getattr(reference, f"{name}_reverse").data = getattr(ours.backward_rnn.module, name).data
     x = torch.randn(2, 5, 4, dtype=torch.float64)
     packed = nn.utils.rnn.pack_padded_sequence(
         x, MASK.sum(1), batch_first=True, enforce_sorted=False
@@ -137,7 +134,7 @@ def test_final_states_ignore_padding() -> None:
 def test_initialization_of_rnn_weights() -> None:
     torch.manual_seed(0)
     ours = LSTM(4, D)
-    weight, bias = ours.kernel.weight_hh_l0, ours.kernel.bias_ih_l0
+    weight, bias = ours.module.weight_hh_l0, ours.module.bias_ih_l0
     assert isinstance(weight, Tensor)
     assert isinstance(bias, Tensor)
     for gate in weight.split(D):

@@ -370,7 +370,7 @@ def test_traits_match_the_code(registry: Registry) -> None:
         else:
             found = (
                 set()
-                if kind.within(heads=2, head_width=4, causal=True) is None
+                if kind.build_relative_position(heads=2, head_width=4, causal=True) is None
                 else {"in_attention"}
             )
         assert set(entry.traits) == found, name

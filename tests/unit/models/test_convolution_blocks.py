@@ -67,7 +67,7 @@ def paper_convolution(layer: nn.Module, inputs: list[Tensor], position: int, fir
 def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return z and e of one sentence (S,): section 3.1, e_j = w_j + p_j."""
     words = [model.embeddings["src"].weight[token] for token in src]  # type: ignore[union-attr, index]
-    e = z = [word + model.src_entrance.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
+    e = z = [word + model.src_input.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
     for _, layer in model.encoder.blocks():
         z = [
             (paper_convolution(layer, z, place, -1) + z[place]) * math.sqrt(0.5)
@@ -83,7 +83,7 @@ def paper_decoder(
 
     The constants are those of section 3.4.
     """
-    table, position_ids = model.embeddings["tgt"].weight, model.tgt_entrance.positions.weight
+    table, position_ids = model.embeddings["tgt"].weight, model.tgt_input.positions.weight
     g = [table[token] + position_ids[place] for place, token in enumerate(tgt)]  # type: ignore[index]
     x = g
     for _, layer in model.decoder.get_submodule("0").layers():  # type: ignore[operator]
@@ -151,7 +151,7 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
         return F.glu(F.conv1d(padded, weight, bias), dim=1).transpose(1, 2), residual
 
     places = torch.arange(6)
-    words = model.embeddings["src"].weight[src] + model.src_entrance.positions.weight[places]  # type: ignore[index]
+    words = model.embeddings["src"].weight[src] + model.src_input.positions.weight[places]  # type: ignore[index]
     x = linear(model.encoder.projections["0"], words)
     for _, layer in model.encoder.blocks():
         reach = layer.convolution.weight().size(2) // 2
@@ -161,7 +161,7 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
     memory = model.encode(src)
     torch.testing.assert_close(memory.values, z)
     values = (z + words) * half
-    g = model.embeddings["tgt"].weight[tgt] + model.tgt_entrance.positions.weight[places[:5]]  # type: ignore[index]
+    g = model.embeddings["tgt"].weight[tgt] + model.tgt_input.positions.weight[places[:5]]  # type: ignore[index]
     x = linear(model.decoder.projections["0"], g)
     for _, layer in model.decoder.blocks():
         x, residual = convolve(layer, x, (2, 0))

@@ -18,8 +18,8 @@ SMALL = {
     "ffn_width": 16,
 }
 
-# Weight names are an interface: bundles on people's disks have them. Renaming one needs a new
-# format version.
+# Weight names are an interface: bundles on people's disks have them. A renamed one needs an
+# entry in dragoman/bundle/renamed_weights.py.
 FROZEN = """
 embeddings.shared.weight 10x8
 encoder.0.self.query_key_value.weight 24x8
@@ -28,12 +28,12 @@ encoder.0.self.output.weight 8x8
 encoder.0.self.output.bias 8
 encoder.0.self_residual.norm.weight 8
 encoder.0.self_residual.norm.bias 8
-encoder.0.feedforward.inner.weight 16x8
-encoder.0.feedforward.inner.bias 16
-encoder.0.feedforward.outer.weight 8x16
-encoder.0.feedforward.outer.bias 8
-encoder.0.feedforward_residual.norm.weight 8
-encoder.0.feedforward_residual.norm.bias 8
+encoder.0.ffn.inner.weight 16x8
+encoder.0.ffn.inner.bias 16
+encoder.0.ffn.outer.weight 8x16
+encoder.0.ffn.outer.bias 8
+encoder.0.ffn_residual.norm.weight 8
+encoder.0.ffn_residual.norm.bias 8
 encoder.norm.weight 8
 encoder.norm.bias 8
 decoder.0.self.query_key_value.weight 24x8
@@ -50,12 +50,12 @@ decoder.0.cross.output.weight 8x8
 decoder.0.cross.output.bias 8
 decoder.0.cross_residual.norm.weight 8
 decoder.0.cross_residual.norm.bias 8
-decoder.0.feedforward.inner.weight 16x8
-decoder.0.feedforward.inner.bias 16
-decoder.0.feedforward.outer.weight 8x16
-decoder.0.feedforward.outer.bias 8
-decoder.0.feedforward_residual.norm.weight 8
-decoder.0.feedforward_residual.norm.bias 8
+decoder.0.ffn.inner.weight 16x8
+decoder.0.ffn.inner.bias 16
+decoder.0.ffn.outer.weight 8x16
+decoder.0.ffn.outer.bias 8
+decoder.0.ffn_residual.norm.weight 8
+decoder.0.ffn_residual.norm.bias 8
 decoder.norm.weight 8
 decoder.norm.bias 8
 """
@@ -84,7 +84,7 @@ def test_settings_add_and_remove_weights() -> None:
     assert not any("norm" in name for name in names(build(residual="no_norm")))
     assert names(build(output_bias=True)) - names(build()) == {"output.bias 10"}
     learned = names(build(positions="learned", max_positions=12)) - names(build())
-    assert learned == {"src_entrance.positions.weight 12x8", "tgt_entrance.positions.weight 12x8"}
+    assert learned == {"src_input.positions.weight 12x8", "tgt_input.positions.weight 12x8"}
     assert {
         name.split(" ")[0].rsplit(".", 2)[-2]
         for name in names(build()) - names(build(attention_bias=False))
@@ -122,7 +122,7 @@ def test_blocks_take_options_of_their_own() -> None:
     model = build(encoder=("transformer(heads=4)", "transformer(ffn_width=32)"))
     first, second = (block for _, block in model.encoder.blocks())
     assert first.self.heads == 4  # type: ignore[union-attr]
-    assert second.feedforward.inner.out_features == 32  # type: ignore[union-attr]
+    assert second.ffn.inner.out_features == 32  # type: ignore[union-attr]
 
 
 def test_unknown_options_suggest_the_nearest() -> None:

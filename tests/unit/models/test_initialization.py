@@ -29,7 +29,7 @@ def test_by_depth_the_bound_falls_with_the_root_of_the_depth() -> None:
     model = build("depth_scaled")
     for stack in (model.encoder, model.decoder):
         for depth, (_, block) in enumerate(stack.blocks(), start=1):
-            inner = block.get_parameter("feedforward.inner.weight")
+            inner = block.get_parameter("ffn.inner.weight")
             bound = (6 / (32 + 64)) ** 0.5 / depth**0.5
             assert 0.95 * bound < inner.abs().max() <= bound
 
@@ -53,9 +53,7 @@ def test_residual_scaled_initialization_shrinks_output_projections() -> None:
     for (path, one), (_, other) in zip(
         plain.named_parameters(), scaled.named_parameters(), strict=True
     ):
-        back = path.endswith(
-            ("self.output.weight", "cross.output.weight", "feedforward.outer.weight")
-        )
+        back = path.endswith(("self.output.weight", "cross.output.weight", "ffn.outer.weight"))
         places = {"encoder": 2 * 4, "decoder": 3 * 3}
         torch.testing.assert_close(other, one * places[path.split(".")[0]] ** -0.5 if back else one)
 

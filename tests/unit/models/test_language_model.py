@@ -209,8 +209,8 @@ def test_the_shift_equals_gathering_by_distance() -> None:
                     distance = min(distance, clamp) if clamp else distance
                     sinusoid = bias.sinusoids.vectors(distance, 1).double()
                     key = F.linear(sinusoid, bias.proj.weight).view(2, 4)
-                    place = bias.place.view(2, 4)
-                    expected = ((query[:, :, t] + place) * key).sum(-1) / 2
+                    v = bias.position_bias.view(2, 4)
+                    expected = ((query[:, :, t] + v) * key).sum(-1) / 2
                     torch.testing.assert_close(shifted[:, :, t, s], expected)
             gathered = TransformerXLBias.__mro__[1].causal_bias(bias, query, keys)
             visible = torch.ones(5, keys, dtype=torch.bool).tril(keys - 5)
@@ -276,7 +276,7 @@ def test_dropout_of_factorized_embeddings_hides_their_features() -> None:
     model = build("transformer", dropout=dropout, embedding_width=8).train()
     torch.manual_seed(1)
     ids = tokens(1, 40)
-    x = model.embed(ids) - model.entrance(torch.zeros(1, 40, model.decoder_width))
+    x = model.embed(ids) - model.stack_input(torch.zeros(1, 40, model.decoder_width))
     assert torch.linalg.matrix_rank(x[0], rtol=1e-4) < 8
     hidden = model.decode(ids)[0]
     assert hidden.shape == (40, 8)
@@ -296,10 +296,10 @@ def test_weight_dropout_masks_hidden_weights_in_training_only() -> None:
         found = dropped.decode(ids)
         # The same mask applied by hand to U.
         torch.manual_seed(3)
-        kernel = plain.decoder.get_submodule("0.recurrence.kernel")
-        kernel.weight_hh_l0.copy_(ops.dropout(kernel.weight_hh_l0, 0.5))
+        module = plain.decoder.get_submodule("0.rnn.module")
+        module.weight_hh_l0.copy_(ops.dropout(module.weight_hh_l0, 0.5))
         torch.testing.assert_close(found, plain.decode(ids))
-        assert (kernel.weight_hh_l0 == 0).double().mean() == pytest.approx(0.5, abs=0.1)
+        assert (module.weight_hh_l0 == 0).double().mean() == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def embedded_input(model: MaskedLM) -> list[Tensor]:
         found.append(output.detach().requires_grad_())
         return found[-1]
 
-    model.entrance.register_forward_hook(keep)
+    model.stack_input.register_forward_hook(keep)
     return found
 
 

@@ -70,13 +70,13 @@ def test_it_equals_a_bert_layer_of_torch_under_the_mask(residual: str) -> None:
     src, _, tgt = batch()
     layer = model.decoder.get_submodule("0")
     table = model.embeddings["shared"]
-    x = torch.cat([model.src_entrance(table(src)), model.tgt_entrance(table(tgt))], dim=1)
+    x = torch.cat([model.src_input(table(src)), model.tgt_input(table(tgt))], dim=1)
     attended = layer.self_residual.add_output(
         x,
         plain_attention(layer.self_residual.prepare_input(x), layer, masks.prefix(5, 9)),
     )
-    expected = layer.feedforward_residual.add_output(
-        attended, layer.feedforward(layer.feedforward_residual.prepare_input(attended))
+    expected = layer.ffn_residual.add_output(
+        attended, layer.ffn(layer.ffn_residual.prepare_input(attended))
     )
     expected = expected if model.decoder.norm is None else model.decoder.norm(expected)
     torch.testing.assert_close(model.hidden(src, tgt), expected[:, 5:], atol=1e-5, rtol=1e-5)
@@ -135,8 +135,8 @@ def gradients(model: PrefixLM, src: Tensor, tgt: Tensor, mask: Tensor) -> tuple[
     """Return both embedded sides, which gradients are taken with respect to, and the states."""
     embedded = torch.cat(
         [
-            model.src_entrance(model.embeddings["shared"](src)),
-            model.tgt_entrance(model.embeddings["shared"](tgt)),
+            model.src_input(model.embeddings["shared"](src)),
+            model.tgt_input(model.embeddings["shared"](tgt)),
         ],
         dim=1,
     ).detach()

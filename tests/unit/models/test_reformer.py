@@ -193,7 +193,7 @@ def test_frozen_and_shared_weights_get_the_right_gradients(
 ) -> None:
     block = make(causal=False, layers=2).double()
     first, second = (layer for _, layer in block.layers())
-    second.feedforward = first.feedforward
+    second.ffn = first.ffn
     first.self.output.weight.requires_grad_(False)
     x, context = tensors()
 
@@ -236,7 +236,7 @@ def test_streams_follow_the_papers_equations() -> None:
     one, two = x, x
     for _, layer in block.layers():
         one = one + layer.self(layer.self_residual.norm(two), mask=context.self_mask(causal=False))
-        two = two + layer.feedforward(layer.feedforward_residual.norm(one))
+        two = two + layer.ffn(layer.ffn_residual.norm(one))
     torch.testing.assert_close(block(x, context), (one + two) / 2)
 
 

@@ -64,7 +64,7 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
     found = layer(x, ForwardContext(memory=memory))
     cells = [
         copy_weights(
-            layer.asking.recurrence,
+            layer.attention_decoder.rnn,
             n,
             nn.LSTMCell((1 + (input_feeding and n == 0)) * D, D).double(),
         )
@@ -86,7 +86,7 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
                 states[n] = step_cell(hidden, states[n])
                 hidden = states[n][0]
             attentional = torch.tanh(
-                layer.asking.readout.weight @ torch.cat([attend(hidden, values), hidden])
+                layer.attention_decoder.readout.weight @ torch.cat([attend(hidden, values), hidden])
             )
             torch.testing.assert_close(found[row, step], attentional)
 
@@ -101,12 +101,12 @@ def test_bahdanau_step_by_step() -> None:
     w_a, u_a, v_a = score.query_proj.weight, score.key_proj.weight, score.energy.weight[0]
     x, memory = inputs()
     found = layer(x, ForwardContext(memory=memory))
-    kernel = layer.asking.recurrence.kernel
-    wr, wz, wn = kernel.weight_ih_l0.split(D)
-    ur, uz, un = kernel.weight_hh_l0.split(D)
-    for bias in (kernel.bias_ih_l0, kernel.bias_hh_l0):
+    module = layer.attention_decoder.rnn.module
+    wr, wz, wn = module.weight_ih_l0.split(D)
+    ur, uz, un = module.weight_hh_l0.split(D)
+    for bias in (module.bias_ih_l0, module.bias_hh_l0):
         assert not bias.any()  # the paper has none
-    u_o, v_o, c_o = layer.asking.readout.weight.split(D, dim=1)
+    u_o, v_o, c_o = layer.attention_decoder.readout.weight.split(D, dim=1)
     for row, length in enumerate((5, 3)):
         values = memory.values[row, :length]
         state = torch.tanh(layer.initial(values[0]))
@@ -138,8 +138,8 @@ def test_gnmt_step_by_step() -> None:
     )
     x, memory = inputs()
     found = layer(x, ForwardContext(memory=memory))
-    recurrences = [layer.asking.recurrence, *layer.asking.above]  # type: ignore[misc]
-    cells = [copy_weights(each, 0, nn.LSTMCell(2 * D, D).double()) for each in recurrences]
+    rnns = [layer.attention_decoder.rnn, *layer.attention_decoder.upper_layers]  # type: ignore[misc]
+    cells = [copy_weights(each, 0, nn.LSTMCell(2 * D, D).double()) for each in rnns]
     for row, length in enumerate((5, 3)):
         states = [(torch.zeros(D, dtype=torch.float64),) * 2 for _ in cells]
         for step in range(4):
@@ -231,14 +231,12 @@ def test_bidirectional_final_states_are_the_encoders_last_states(kind: str) -> N
     network = (nn.LSTM if kind == "lstm" else nn.GRU)(
         D, D // 2, bidirectional=True, batch_first=True
     ).double()
-    weights = {**layer.sides.ahead.kernel.state_dict()} | {
-        f"{k}_reverse": v for k, v in layer.sides.back.kernel.state_dict().items()
+    weights = {**layer.rnn.forward_rnn.module.state_dict()} | {
+        f"{k}_reverse": v for k, v in layer.rnn.backward_rnn.module.state_dict().items()
     }
     network.load_state_dict(weights)
     for row, length in enumerate((5, 3)):
-        _, after = network(
-            model.src_entrance(model.embeddings["shared"](src[row : row + 1, :length]))
-        )
+        _, after = network(model.src_input(model.embeddings["shared"](src[row : row + 1, :length])))
         forward, back = (after[0] if kind == "lstm" else after).unbind()
         torch.testing.assert_close(
             MEMORY_SUMMARIES["last_bidirectional"](memory.values, MASK)[row],
@@ -472,8 +470,8 @@ def test_a_decoder_without_attention_continues_from_the_encoders_final_states(ki
     src, tgt = torch.randint(4, 12, (3, 6)), torch.randint(4, 12, (3, 5))
     found = model(src, tgt, mask)
     table = model.embeddings["shared"].weight
-    encoder = model.encoder.get_submodule("0").recurrence
-    decoder = model.decoder.get_submodule("0").recurrence
+    encoder = model.encoder.get_submodule("0").rnn
+    decoder = model.decoder.get_submodule("0").rnn
     for row, length in enumerate((6, 2, 4)):
         source = table[src[row, :length].flip(0)].unsqueeze(0)
         target = table[tgt[row]].unsqueeze(0)
@@ -481,8 +479,8 @@ def test_a_decoder_without_attention_continues_from_the_encoders_final_states(ki
             state = encoder.run(source, encoder.zero_state(source)).rnn_state
             hidden = decoder.run(target, state).output
         else:
-            state = encoder.kernel(source)[1]
-            hidden = decoder.kernel(target, state)[0]
+            state = encoder.module(source)[1]
+            hidden = decoder.module(target, state)[0]
         torch.testing.assert_close(found[row], hidden[0] @ table.t())
     state = model.start(model.encode(src, mask))
     for position in range(5):

@@ -61,7 +61,7 @@ def test_shared_weights_are_one_parameter_with_one_name(share: str) -> None:
     else:
         parts = {
             "attention": ("encoder.0.self", "decoder.0.self", "decoder.0.cross"),
-            "ffn": ("encoder.0.feedforward",) * 2,
+            "ffn": ("encoder.0.ffn",) * 2,
         }
         others = sum(count_parameters(alone.get_submodule(path)) for path in parts[share])
         expected = count_parameters(alone) - 2 * others
@@ -70,7 +70,7 @@ def test_shared_weights_are_one_parameter_with_one_name(share: str) -> None:
     assert set(saved) == {name for name, _ in model.named_parameters()} == set(named_weights(model))
     assert sum(tensor.numel() for tensor in saved.values()) == expected
     assert ("encoder.2.self.output.weight" in saved) == (share == "ffn")
-    assert ("decoder.1.feedforward.inner.weight" in saved) == (share == "attention")
+    assert ("decoder.1.ffn.inner.weight" in saved) == (share == "attention")
     assert ("decoder.1.self_residual.norm.weight" in saved) == (share != "all")
 
 
@@ -105,7 +105,7 @@ def test_layers_are_run_as_often_as_there_are_blocks() -> None:
 
     model = build("all").eval()
     src, _ = batch()
-    x = model.src_entrance(model.embeddings["shared"](src))
+    x = model.src_input(model.embeddings["shared"](src))
     layer = model.encoder.get_submodule("0")
     for _ in range(3):
         x = layer(x, ForwardContext())
@@ -171,7 +171,7 @@ def test_the_drawing_counts_each_weight_once_and_reports_what_is_shared(share: s
     assert sum(row.parameters for row in rows) == count_parameters(build(share))
     shared = [row.path for row in rows if row.shapes == "shared"]
     assert ("encoder.1.self" in shared) == (share != "ffn")
-    assert ("decoder.2.feedforward" in shared) == (share != "attention")
+    assert ("decoder.2.ffn" in shared) == (share != "attention")
     lines = format_stack(rows, config(share))
     assert any("layers 1 to 2, each" in line for line in lines)
     assert any("shared" in line and line.endswith(" 0") for line in lines)

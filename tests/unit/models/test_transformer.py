@@ -51,7 +51,13 @@ def test_grouped_rotary_attention_with_norms_is_qwen3s() -> None:
     theirs = Qwen3Attention(config, layer_idx=0).eval()
     norms = (RMSNorm(6, config.rms_norm_eps), RMSNorm(6, config.rms_norm_eps))
     ours = SelfAttention(
-        12, 4, head_width=6, kv_heads=2, norms=norms, within=RotaryEmbedding(6), bias=False
+        12,
+        4,
+        head_width=6,
+        kv_heads=2,
+        norms=norms,
+        relative_position=RotaryEmbedding(6),
+        bias=False,
     )
     # Our rotary pairs are adjacent features, theirs are halves: the same layer, with the features
     # of each query and key in another order.

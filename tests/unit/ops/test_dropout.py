@@ -211,15 +211,13 @@ class Layers(nn.Module):
             PreNorm(nn.LayerNorm(16), dropout=0.25) for _ in range(2 * count)
         )
         self.attentions = nn.ModuleList(SelfAttention(16, 2) for _ in range(count))
-        self.feedforwards = nn.ModuleList(
+        self.ffns = nn.ModuleList(
             FeedForward(16, 32, activation=nn.Tanh(), dropout=0.25) for _ in range(count)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         changes = [
-            change
-            for pair in zip(self.attentions, self.feedforwards, strict=True)
-            for change in pair
+            change for pair in zip(self.attentions, self.ffns, strict=True) for change in pair
         ]
         for residual, change in zip(self.residuals, changes, strict=True):
             x = residual.add_output(x, change(residual.prepare_input(x)))

@@ -60,14 +60,14 @@ def test_blocks_equal_a_mask(length: int, radius: int, causal: bool, padded: boo
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("within", [None, "rotation"])
+@pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_layer_uses_blocks_with_the_result_of_a_recorded_run(
-    causal: bool, within: str | None, monkeypatch
+    causal: bool, rotary: bool, monkeypatch
 ) -> None:
     torch.manual_seed(0)
     attention = SelfAttention(
-        8, 4, kv_heads=2, window=3, within=RotaryEmbedding(2) if within else None
+        8, 4, kv_heads=2, window=3, relative_position=RotaryEmbedding(2) if rotary else None
     )
     x, mask = torch.randn(2, 200, 8), masks.from_lengths(torch.tensor([200, 181])).unsqueeze(1)
     calls: list[int] = []
@@ -83,7 +83,9 @@ def test_layer_uses_blocks_with_the_result_of_a_recorded_run(
         torch.testing.assert_close(attention(x, mask=mask, causal=causal), found)
     attention(x[:, :190], causal=causal)  # too short to pay
     attention(x, mask=mask.expand(2, 200, 200), causal=causal)  # a mask for each pair
-    SelfAttention(8, 4, window=3, within=AlibiBias(4))(x, causal=causal)  # a bias for each pair
+    SelfAttention(8, 4, window=3, relative_position=AlibiBias(4))(
+        x, causal=causal
+    )  # a bias for each pair
     SelfAttention(8, 4, window=3, talking_heads=True)(x, causal=causal)
     assert len(calls) == 1
 
@@ -108,7 +110,7 @@ def test_memory_grows_linearly_with_the_length() -> None:
 
     assert largest(2048) <= 2.2 * largest(1024)
     assert largest(2048) < 2048 * 3 * MIN_BLOCK * 2
-    assert largest(2048, within=AlibiBias(2)) >= 2048 * 2048
+    assert largest(2048, relative_position=AlibiBias(2)) >= 2048 * 2048
 
 
 def test_decoding_with_a_window_equals_forward() -> None:

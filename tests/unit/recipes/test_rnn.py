@@ -74,7 +74,11 @@ def test_gnmts_stacks() -> None:
         *["NoNorm"] * 6,
     ]
     (decoder,) = (block for _, block in model.decoder.blocks())
-    assert (decoder.asking.layers, decoder.asking.width, decoder.summary) == (8, 1024, None)
+    assert (decoder.attention_decoder.layers, decoder.attention_decoder.width, decoder.summary) == (
+        8,
+        1024,
+        None,
+    )
     # By hand, in thousands of rows of 1024: three tables; two halves of 512 and seven layers; eight
     # layers with the context, and the score.
     thousands = (

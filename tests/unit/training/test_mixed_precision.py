@@ -228,7 +228,7 @@ def test_hidden_states_are_bfloat16() -> None:
     parallel = BF16DataParallel(tiny_model(dropout=0.1), ProcessGroup())
     seen = set()
     for name, module in parallel.bf16_copy.named_modules():
-        if name.endswith(("residual", "norm", "feedforward", "self", "cross", "entrance")):
+        if name.endswith(("residual", "norm", "ffn", "self", "cross", "_input")):
             module.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
     gradients(parallel)
     assert seen == {torch.bfloat16}

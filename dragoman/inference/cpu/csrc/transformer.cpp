@@ -31,7 +31,7 @@ struct Model {
     const Layer *encoder, *decoder;
     int64_t encoder_layers, decoder_layers;
     Norm encoder_norm, decoder_norm;
-    Linear narrow, output;         // `narrow` (factorized output) has no matrix if unused
+    Linear down_proj, output;      // `down_proj` (factorized output) has no matrix if unused
     const float* embedding_table;  // (V, D) of the target; null if embedding is more than a lookup
     float embedding_scale;
     int64_t width, heads, head_width;
@@ -350,12 +350,12 @@ int64_t dragoman_decode_step(const Model* model, const DecodeStep* request) {
     }
     const float* decoder_output = step.hidden_states;
     const Norm* norm = &model->decoder_norm;
-    if (model->narrow.weight) {
-        float* narrow = scratch_buffer(scratch().hidden, step.rows * model->output.in_features);
-        norm_linear(model->narrow, *norm, step.hidden_states, step.rows, [&](int64_t row, int64_t column, FloatVec v) {
-            store(narrow + row * model->output.in_features + column, v);
+    if (model->down_proj.weight) {
+        float* down_projected = scratch_buffer(scratch().hidden, step.rows * model->output.in_features);
+        norm_linear(model->down_proj, *norm, step.hidden_states, step.rows, [&](int64_t row, int64_t column, FloatVec v) {
+            store(down_projected + row * model->output.in_features + column, v);
         });
-        decoder_output = narrow, norm = &NO_NORM;
+        decoder_output = down_projected, norm = &NO_NORM;
     }
     if (!step.argmax.ids) {
         compute_logits(*model, step, *norm, decoder_output);

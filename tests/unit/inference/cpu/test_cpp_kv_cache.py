@@ -79,9 +79,9 @@ def test_position_table_adds_what_the_model_adds(settings: dict[str, object]) ->
     tokens = torch.tensor([5, 9, 19, 5])
     with torch.inference_mode():
         for place in (0, 7):
-            expected = model.tgt_entrance(
+            expected = model.tgt_input(
                 model._embedding("tgt")(tokens[:, None]), first=place
             ).squeeze(1)
             embedded = model._embedding("tgt")(tokens)
-            added = PositionTable(model.tgt_entrance.positions).vectors(place, 1)
+            added = PositionTable(model.tgt_input.positions).vectors(place, 1)
             assert torch.equal(embedded if added is None else embedded + added, expected)

@@ -291,7 +291,7 @@ def test_nonfinite_hidden_states_disable_the_filter(value: float) -> None:
     """Nothing bounds it, so all logits are computed in float32."""
     model = make()
     with torch.no_grad():
-        norm: Any = [block for _, block in model.decoder.blocks()][-1].feedforward_residual.norm
+        norm: Any = [block for _, block in model.decoder.blocks()][-1].ffn_residual.norm
         norm.bias[5] = value
     form = compiled(model)
     if value == value:

@@ -221,7 +221,7 @@ def test_user_hooks_and_overridden_methods_are_respected() -> None:
     model = make()
     native = NativeEngine(lambda: model)
     plainly = [each[0].log_probs for each in native.generate(request())]
-    hook = model.decoder.get_submodule("1.feedforward").register_forward_hook(
+    hook = model.decoder.get_submodule("1.ffn").register_forward_hook(
         lambda module, given, out: 3.0 * out
     )
     assert [each[0].log_probs for each in native.generate(request())] != plainly
@@ -237,7 +237,7 @@ def test_weights_that_change_are_noticed() -> None:
     native = NativeEngine(lambda: model)
     before = native.generate(request())
     with torch.no_grad():
-        model.decoder.get_parameter("0.feedforward.inner.weight").mul_(-1.0)
+        model.decoder.get_parameter("0.ffn.inner.weight").mul_(-1.0)
     after = native.generate(request())
     assert before != after
     fresh = NativeEngine(lambda: copy.deepcopy(model)).generate(request())

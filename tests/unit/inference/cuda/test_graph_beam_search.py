@@ -369,7 +369,7 @@ def test_model_that_overflows_half_precision_falls_back_to_float32(
     with torch.no_grad():
         block: Any
         for _, block in model.decoder.blocks():
-            block.feedforward.inner.weight.mul_(1e7)
+            block.ffn.inner.weight.mul_(1e7)
     asked, form = request(sources(4)), CudaBackend(FLOAT16)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -385,7 +385,7 @@ def test_nonfinite_float32_outputs_fall_back_to_the_model(factor: float, precisi
     model, asked = make(), request(sources(2))
     with torch.no_grad():
         for part in ("inner", "outer"):
-            model.get_parameter(f"decoder.0.feedforward.{part}.weight").mul_(factor)
+            model.get_parameter(f"decoder.0.ffn.{part}.weight").mul_(factor)
     assert on_device(model, precision, asked) is None
     with pytest.raises(DivergedError, match="NaN at output position 1"):
         plainly(model, asked)
@@ -394,7 +394,7 @@ def test_nonfinite_float32_outputs_fall_back_to_the_model(factor: float, precisi
 def test_weights_past_half_precision_are_kept_in_float32(caplog: pytest.LogCaptureFixture) -> None:
     model, asked = make(), request(sources(3))
     with torch.no_grad():
-        model.get_parameter("decoder.0.feedforward.inner.bias")[
+        model.get_parameter("decoder.0.ffn.inner.bias")[
             1
         ] = -7e4  # a unit that is off; as float16 it would be infinite
     with caplog.at_level(logging.WARNING):
