@@ -6,7 +6,7 @@ import torch
 from model_kit import perturb_weights
 
 from dragoman.config import ModelConfig
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import NeuralLanguageModel, build_language_model
@@ -46,10 +46,10 @@ def tiny_language_model(decoder: str = "transformer*2", **changes: object) -> Ne
 
 def tiny_pair(
     model: EncoderDecoder | NeuralLanguageModel, src: int = 5, tgt: int = 6, seed: int = 1
-) -> ForcedTarget:
+) -> TeacherForcedPair:
     """Return a random source and target of some lengths, each with its end of sentence."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(4, VOCABULARY, (src + tgt,), generator=generator).tolist()
     is_language_model = isinstance(model, NeuralLanguageModel)
     source = None if is_language_model else [*ids[: src - 1], EOS]
-    return ForcedTarget.build(model, source, [*ids[src : src + tgt - 1], EOS])
+    return TeacherForcedPair.build(model, source, [*ids[src : src + tgt - 1], EOS])

@@ -192,7 +192,7 @@ def _adjust_shapes(
             steps = [
                 step for step in (1, 2, 3, 5, 8, 16, 32) if step <= max(3, max(shapes[number]) // 8)
             ]
-            for trial in _neighbor_shapes(shapes[number], batch_tokens, steps):
+            for trial in _adjacent_shapes(shapes[number], batch_tokens, steps):
                 trial_costs = _padding_costs(trial, cell, far)
                 best = np.minimum(others, trial_costs)
                 trial_total = int(best @ cell.counts)
@@ -216,7 +216,7 @@ def _adjust_for_epoch(
             others = [other for other in shapes if other != shape]
             for trial in (
                 others,
-                *([*others, near] for near in _neighbor_shapes(shape, batch_tokens, (1,))),
+                *([*others, near] for near in _adjacent_shapes(shape, batch_tokens, (1,))),
             ):
                 trial_time, _ = _epoch_cost(trial, lengths, batch_tokens)
                 if trial_time < time:
@@ -254,7 +254,7 @@ def _padding_costs(shape: BatchShape, cell: LengthCounts, far: int) -> NDArray[n
     return np.where((cell.src <= shape.src) & (cell.tgt <= shape.tgt), shape.src + shape.tgt, far)
 
 
-def _neighbor_shapes(
+def _adjacent_shapes(
     shape: BatchShape, batch_tokens: int, steps: Sequence[int]
 ) -> list[BatchShape]:
     """Return the shapes with one side a step longer or shorter."""

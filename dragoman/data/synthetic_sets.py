@@ -32,7 +32,7 @@ class SetArrays(NamedTuple):
     targets: Floats  # (B, ...), what is predicted
 
 
-class Draws:
+class ExampleRNG:
     """Uniform and normal numbers of examples, by their position in the example."""
 
     def __init__(self, key: int, indices: Integers) -> None:
@@ -82,10 +82,10 @@ class GeneratedProblem(ABC):
 
     def sizes(self, indices: Integers) -> Integers:
         """Return the sizes (B,) of examples."""
-        return self._draw_sizes(Draws(self._key, indices))
+        return self._draw_sizes(ExampleRNG(self._key, indices))
 
     @abstractmethod
-    def _draw_sizes(self, draws: Draws) -> Integers:
+    def _draw_sizes(self, draws: ExampleRNG) -> Integers:
         """Return the sizes (B,), the first numbers that an example draws."""
 
     @abstractmethod
@@ -99,12 +99,12 @@ class MaximumProblem(GeneratedProblem):
     max_size = 10
     features = 1
 
-    def _draw_sizes(self, draws: Draws) -> Integers:
+    def _draw_sizes(self, draws: ExampleRNG) -> Integers:
         return draws.integers(1, self.max_size)
 
     def generate(self, indices: Integers, width: int) -> SetArrays:
         """Return examples padded to `width` elements; targets are (B,)."""
-        draws = Draws(self._key, indices)
+        draws = ExampleRNG(self._key, indices)
         sizes = self._draw_sizes(draws)
         numbers = draws.uniform(self.max_size) * np.float32(100)
         numbers[np.arange(self.max_size) >= sizes[:, None]] = 0
@@ -122,12 +122,12 @@ class UniqueProblem(GeneratedProblem):
     features = STROKES * STROKE_SEGMENTS * 5
     min_size: ClassVar[int] = 6
 
-    def _draw_sizes(self, draws: Draws) -> Integers:
+    def _draw_sizes(self, draws: ExampleRNG) -> Integers:
         return draws.integers(self.min_size, self.max_size)
 
     def generate(self, indices: Integers, width: int) -> SetArrays:
         """Return examples padded to `width` elements; targets (B,) are counts."""
-        draws = Draws(self._key, indices)
+        draws = ExampleRNG(self._key, indices)
         sizes = self._draw_sizes(draws)
         unique = draws.integers(1, sizes)
         first, count = (
@@ -168,12 +168,12 @@ class ClusteringProblem(GeneratedProblem):
         self.components = components
         self.signature += f" {components}"
 
-    def _draw_sizes(self, draws: Draws) -> Integers:
+    def _draw_sizes(self, draws: ExampleRNG) -> Integers:
         return draws.integers(self.min_size, self.max_size)
 
     def generate(self, indices: Integers, width: int) -> SetArrays:
         """Return examples padded to `width` elements."""
-        draws = Draws(self._key, indices)
+        draws = ExampleRNG(self._key, indices)
         sizes = self._draw_sizes(draws)
         # Normalized exponential numbers are Dirichlet(1).
         exponential = -np.log1p(-draws.uniform(self.components))
@@ -213,7 +213,7 @@ def _characters() -> Floats:
     strokes of writing do. The last number of a stroke is its ink, 0 or 1.
     """
     count = TRAIN_CHARACTERS + HELD_OUT_CHARACTERS
-    draws = Draws(derive_key("characters", 1), np.arange(count))
+    draws = ExampleRNG(derive_key("characters", 1), np.arange(count))
     strokes = draws.integers(2, STROKES)
     points = draws.uniform(STROKES, 3, 2)
     joined = draws.uniform(STROKES) < 0.6
@@ -230,7 +230,7 @@ def _characters() -> Floats:
     return np.concatenate([points.reshape(count, STROKES, 6), ink[..., None]], axis=2)
 
 
-def _deform(characters: Floats, draws: Draws) -> Floats:
+def _deform(characters: Floats, draws: ExampleRNG) -> Floats:
     """Return line segments (B, N, G * 5) of characters (B, N, strokes, 7), each drawn anew.
 
     Control points move a little; the whole is rotated, scaled, slanted and shifted.

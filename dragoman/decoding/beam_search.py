@@ -126,7 +126,7 @@ class BeamSearch:
             if constrained:
                 constrained.advance(beams, parents, kept)
             if observer is not None:
-                observer.follow(beams, parents)
+                observer.observe_beams(beams, parents)
             if beams.sentences.numel():
                 state = _reorder(state, parents, num_rows)
         found = beam_state.results(len(max_lengths), step)

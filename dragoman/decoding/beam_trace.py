@@ -188,7 +188,7 @@ class BeamObserver:
             if is_alive:
                 self._record(self._sentences[number], step, candidates.of(row), columns.of(row))
 
-    def _rank_candidates(self, beams: ActiveBeams) -> _RankedCandidates:
+    def _rank_candidates(self, beams: ActiveBeams) -> _StepCandidates:
         """Return the best candidates of each hypothesis: of all, and of those that are allowed."""
         shape = beams.tokens.shape
         count = min(_CANDIDATES_PER_BEAM * self._width, self._log_probs.size(1))
@@ -199,7 +199,7 @@ class BeamObserver:
             columns = (values.double(), ids, self._forbidden.gather(1, ids))
             return _CandidateTable(*(each.cpu().numpy().reshape(*shape, -1) for each in columns))
 
-        return _RankedCandidates(
+        return _StepCandidates(
             rank(self._log_probs),
             rank(self._log_probs.masked_fill(is_forbidden, -math.inf)),
             beams.log_prob_sums.cpu().numpy(),
@@ -210,7 +210,7 @@ class BeamObserver:
         self,
         sentence: _SentenceTrace,
         step: int,
-        candidates: _RankedCandidates,
+        candidates: _StepCandidates,
         decided: _DecisionColumns,
     ) -> None:
         """Add the best candidates of one sentence at one step, with their reasons."""
@@ -242,7 +242,7 @@ class BeamObserver:
             node = _Node(sentence.slots[place], token, log_prob, total, step)
             sentence.add(node, place, reason, cut)
 
-    def follow(self, beams: ActiveBeams, parents: Tensor) -> None:
+    def observe_beams(self, beams: ActiveBeams, parents: Tensor) -> None:
         """Take the hypotheses (N, F) that continue, and the beam slots of their parents."""
         rows = zip(
             beams.sentences.tolist(),
@@ -364,7 +364,7 @@ class _CandidateTable(NamedTuple):
         )
 
 
-class _RankedCandidates(NamedTuple):
+class _StepCandidates(NamedTuple):
     """What the hypotheses of a step can be continued with."""
 
     every: _CandidateTable
@@ -372,9 +372,9 @@ class _RankedCandidates(NamedTuple):
     sums: FloatArray  # (N, F) of the hypotheses
     num_forbidden: NDArray[np.int64]  # (N, F)
 
-    def of(self, row: int) -> _RankedCandidates:
+    def of(self, row: int) -> _StepCandidates:
         """Return those of one sentence."""
-        return _RankedCandidates(
+        return _StepCandidates(
             self.every.of(row), self.allowed.of(row), self.sums[row], self.num_forbidden[row]
         )
 

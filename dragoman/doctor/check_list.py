@@ -20,7 +20,7 @@ CHECKS: dict[str, Check] = {
     "golden vectors": bundle_checks.check_golden_vectors,
     "batching": model_checks.check_batching,
     "KV cache": model_checks.check_kv_cache,
-    "beam 1 = greedy": model_checks.check_beam_of_one,
+    "beam 1 = greedy": model_checks.check_beam_size_one,
     "beam scores": model_checks.check_beam_scores,
     "causality": model_checks.check_causality,
     "source padding": model_checks.check_source_padding,

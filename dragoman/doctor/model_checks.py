@@ -33,7 +33,7 @@ def check_batching(subject: ModelUnderTest) -> Measurement:
     ).to_measurement(log_prob_tolerance(subject))
 
 
-def check_beam_of_one(subject: ModelUnderTest) -> Measurement:
+def check_beam_size_one(subject: ModelUnderTest) -> Measurement:
     """Compare beam search of size 1 with greedy search."""
     found = subject.search_all(subject.reference_engine, BeamSearch(size=1))
     return compare_outputs(

@@ -34,8 +34,8 @@ from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution, is_cross_attention
 from dragoman.explain.head_analysis import head_estimates
 from dragoman.explain.teacher_forcing import (
-    ForcedTarget,
     TargetGradients,
+    TeacherForcedPair,
     attention_parts,
     target_gradients,
 )
@@ -75,7 +75,7 @@ class _Embeddings(NamedTuple):
     tgt: Tensor  # (B, T, D)
 
 
-def attribute_tokens(forced: ForcedTarget, method: str) -> TokenAttribution:
+def attribute_tokens(forced: TeacherForcedPair, method: str) -> TokenAttribution:
     """Return the attribution of each target token by a method of `METHODS`."""
     if method not in METHODS:
         raise DataError(
@@ -83,7 +83,7 @@ def attribute_tokens(forced: ForcedTarget, method: str) -> TokenAttribution:
             found=repr(method),
             fix=suggest_name(method, METHODS),
         )
-    functions: dict[str, Callable[[ForcedTarget], TokenAttribution]] = {
+    functions: dict[str, Callable[[TeacherForcedPair], TokenAttribution]] = {
         "attention_x_gradient": attention_x_gradient,
         "input_x_gradient": input_x_gradient,
         "integrated_gradients": integrated_gradients,
@@ -109,7 +109,7 @@ def attribution_fields(found: TokenAttribution) -> tuple[Attribution, dict[str, 
     return fields, arrays
 
 
-def attribution_note(forced: ForcedTarget) -> str:
+def attribution_note(forced: TeacherForcedPair) -> str:
     """Return what the gradient methods leave out in this model, in a sentence; or nothing.
 
     A hard choice of source positions has no gradient: the numbers are then those of the choice that
@@ -136,7 +136,7 @@ def attribution_note(forced: ForcedTarget) -> str:
     )
 
 
-def input_x_gradient(forced: ForcedTarget) -> TokenAttribution:
+def input_x_gradient(forced: TeacherForcedPair) -> TokenAttribution:
     r"""Return the dot product of each token's embedding and the gradient there.
 
     .. math:: a_{ts} = x_s^\top\, \partial f_t / \partial x_s
@@ -149,7 +149,7 @@ def input_x_gradient(forced: ForcedTarget) -> TokenAttribution:
     return _attribution("input_x_gradient", forced, found, signed=True)
 
 
-def attention_x_gradient(forced: ForcedTarget) -> TokenAttribution:
+def attention_x_gradient(forced: TeacherForcedPair) -> TokenAttribution:
     r"""Return what reading each token adds to the log-odds of each target token, to first order.
 
     .. math:: a_{ts} = \sum_{l, h} \max\Bigl(0,\;
@@ -182,7 +182,7 @@ def known_methods(model: nn.Module) -> list[str]:
 
 
 def attribute_with_heads(
-    forced: ForcedTarget,
+    forced: TeacherForcedPair,
 ) -> tuple[list[TokenAttribution], dict[str, NDArray[np.float32]]]:
     """Return what the same backward passes have: two attributions, and `estimate_head_effects`.
 
@@ -198,13 +198,13 @@ def attribute_with_heads(
     return attributions, head_estimates(gradients)
 
 
-def _all_gradients(forced: ForcedTarget, inputs: _Embeddings) -> TargetGradients:
+def _all_gradients(forced: TeacherForcedPair, inputs: _Embeddings) -> TargetGradients:
     """Return the gradients with respect to embeddings and to the weights of every attention."""
     heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
     return target_gradients(forced, *inputs, heads)
 
 
-def _attention_products(forced: ForcedTarget, gradients: TargetGradients) -> TokenAttribution:
+def _attention_products(forced: TeacherForcedPair, gradients: TargetGradients) -> TokenAttribution:
     """Return `attention_x_gradient` from the gradients of scales of keys."""
     sources, targets = forced.src_length, forced.tgt_length
     first = sources if isinstance(forced.model, PrefixLM) else 0  # key of the decoder's input
@@ -218,7 +218,9 @@ def _attention_products(forced: ForcedTarget, gradients: TargetGradients) -> Tok
     return _attribution("attention_x_gradient", forced, _Embeddings(*found), signed=False)
 
 
-def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> TokenAttribution:
+def integrated_gradients(
+    forced: TeacherForcedPair, *, max_gap: float = MAX_GAP
+) -> TokenAttribution:
     r"""Return the gradients averaged on the path from the mean embedding to the real ones.
 
     .. math:: a_{ts} = (x_s - b)^\top \int_0^1
@@ -251,7 +253,7 @@ def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> T
 
 
 @torch.no_grad()
-def occlusion(forced: ForcedTarget) -> TokenAttribution:
+def occlusion(forced: TeacherForcedPair) -> TokenAttribution:
     r"""Return the log-probability that is lost when a token becomes an average word.
 
     .. math:: a_{ts} = f_t(x) - f_t(x \mid x_s = b)
@@ -278,7 +280,7 @@ def occlusion(forced: ForcedTarget) -> TokenAttribution:
 
 
 @torch.no_grad()
-def value_zeroing(forced: ForcedTarget) -> TokenAttribution:
+def value_zeroing(forced: TeacherForcedPair) -> TokenAttribution:
     r"""Return the cosine distance of each last hidden state with a token's values zeroed.
 
     .. math:: a_{ts} = 1 - \cos(h_t,\, h_t^{\neg s})
@@ -344,13 +346,13 @@ def clenshaw_curtis(points: int) -> tuple[list[float], list[float]]:
     return [round(float(each), 12) for each in (1 - np.cos(angles)) / 2], weights.tolist()
 
 
-def _embed(forced: ForcedTarget) -> _Embeddings:
+def _embed(forced: TeacherForcedPair) -> _Embeddings:
     """Return the embeddings of both sides."""
     with torch.inference_mode(False), torch.no_grad():
         return _Embeddings(forced.embed_source(), forced.embed_target())
 
 
-def _mean_embeddings(forced: ForcedTarget) -> _Embeddings:
+def _mean_embeddings(forced: TeacherForcedPair) -> _Embeddings:
     """Return the mean embedding of each side's vocabulary, (1, 1, D)."""
     src, tgt = (None if table is None else _mean_embedding(table) for table in forced.tables())
     assert tgt is not None, "a target has an embedding"
@@ -378,12 +380,14 @@ def _mix(
     return _Embeddings(src, tgt)
 
 
-def _run(forced: ForcedTarget, inputs: _Embeddings) -> Tensor:
+def _run(forced: TeacherForcedPair, inputs: _Embeddings) -> Tensor:
     """Return the log-probability (B, T) of each target token."""
     return forced.log_probs(forced.hidden(inputs.src, inputs.tgt))
 
 
-def _log_prob_products(forced: ForcedTarget, at: _Embeddings, factors: _Embeddings) -> _Embeddings:
+def _log_prob_products(
+    forced: TeacherForcedPair, at: _Embeddings, factors: _Embeddings
+) -> _Embeddings:
     """Return the dot products of factors and gradients of log-probabilities: (T, S) and (T, T)."""
     return _products(target_gradients(forced, *at, {}), factors)
 
@@ -413,7 +417,7 @@ def _weighted_sum(parts: list[_Embeddings], weights: list[float]) -> _Embeddings
     return _Embeddings(total(sources) if sources else None, total([part.tgt for part in parts]))
 
 
-def _by_token(forced: ForcedTarget, effect: Callable[[Tensor], Tensor]) -> _Embeddings:
+def _by_token(forced: TeacherForcedPair, effect: Callable[[Tensor], Tensor]) -> _Embeddings:
     """Return `effect` of every token, (T, S) and (T, T), in batches of bounded memory.
 
     `effect` takes positions (n,), source tokens before target tokens, and returns (n, T).
@@ -429,7 +433,12 @@ def _by_token(forced: ForcedTarget, effect: Callable[[Tensor], Tensor]) -> _Embe
 
 
 def _attribution(
-    method: str, forced: ForcedTarget, found: _Embeddings, *, signed: bool, gap: float | None = None
+    method: str,
+    forced: TeacherForcedPair,
+    found: _Embeddings,
+    *,
+    signed: bool,
+    gap: float | None = None,
 ) -> TokenAttribution:
     """Return the result as arrays."""
     src, tgt = (
@@ -441,7 +450,7 @@ def _attribution(
 
 
 @contextmanager
-def _explicit_attention(forced: ForcedTarget) -> Iterator[None]:
+def _explicit_attention(forced: TeacherForcedPair) -> Iterator[None]:
     """Compute explicit attention weights within the block, unchanged."""
     unchanged: dict[str, WeightsEdit] = dict.fromkeys(
         find_attentions(forced.model), lambda weights: weights

@@ -37,7 +37,7 @@ ALTERNATIVES = 3  # dropped candidates shown beside each token
 _MAX_INDENT = 5  # levels; what is nested deeper is indented no further
 _STEP_CELLS, _PROBABILITY_CELLS, _SCORE_CELLS = 3, 5, 8
 _TOKEN_CELLS = 18
-_PLACES = (BEAM_FULL, CONSTRAINT, NO_REPEAT, DUPLICATE)  # reasons for being pruned
+_PRUNED_REASONS = (BEAM_FULL, CONSTRAINT, NO_REPEAT, DUPLICATE)  # of nodes not in the beam
 
 
 class _Line(NamedTuple):
@@ -83,7 +83,7 @@ def render_beam(
             line = " " * (_STEP_CELLS + 1) + indent + note
             shown.append(f"{shorten_cells(line, width)}\n", "dim")
             continue
-        token = _label_piece(explanation.pieces.get(int(trace.token[node]), ""))
+        token = _label_token(explanation.pieces.get(int(trace.token[node]), ""))
         probability = math.exp(float(trace.logprob[node]))
         mark = "*" if node in winner else " "
         numbers = fit_cells(str(trace.step[node] + 1), _STEP_CELLS, right=True) + mark
@@ -100,7 +100,7 @@ def render_beam(
     return shown
 
 
-def _label_piece(text: str) -> str:
+def _label_token(text: str) -> str:
     """Return a token with its leading space: " a" and "a" are two candidates."""
     label = label_token(text)
     return label if not text.startswith(" ") or label.startswith(SPACE_SIGN) else SPACE_SIGN + label
@@ -183,8 +183,8 @@ class BeamReasons:
         self._ranks = {leaf: rank for rank, leaf in enumerate(trace.leaves, start=1)}
         self._prefix = len(explanation.request.get("prefix") or ())
         # How many candidates were in the beam at each step.
-        has_place = ~np.isin(trace.reason, _PLACES)
-        self._places = np.bincount(trace.step[1:], weights=has_place[1:]).astype(int)
+        is_in_beam = ~np.isin(trace.reason, _PRUNED_REASONS)
+        self._beam_sizes = np.bincount(trace.step[1:], weights=is_in_beam[1:]).astype(int)
         finished = [leaf for leaf in trace.leaves if trace.reason[leaf] == FINISHED]
         self._last = len(finished)
         self._to_beat = min((self.normalised(leaf) for leaf in finished), default=math.nan)
@@ -201,7 +201,7 @@ class BeamReasons:
         cut = float(trace.cut[node])
         if reason == BEAM_FULL:
             below = _describe_distance(cut - float(trace.cum[node]))
-            return f"pruned: {below} the {_name_rank(int(self._places[step]))}"
+            return f"pruned: {below} the {_name_rank(int(self._beam_sizes[step]))}"
         if reason == FINISHED:
             return f"finished: {self.normalised(node):.2f}, the {_name_rank(self._ranks[node])}"
         if reason == WORSE_FINISHED:

@@ -58,7 +58,7 @@ from dragoman.explain.explanation import (
 )
 from dragoman.explain.head_analysis import summarize_heads
 from dragoman.explain.position_analysis import summarize_positions
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.gated_convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -125,7 +125,7 @@ def explain_pair(
     steps = build_steps(captured.logits, target, tokenizers.tgt)
     total = math.fsum(step.logprob for step in steps)
     missing = {} if sites else {"heads": _NO_ATTENTION, "head": _NO_ATTENTION}
-    forced = ForcedTarget.build(model, [*source, EOS], target.tokens)
+    forced = TeacherForcedPair.build(model, [*source, EOS], target.tokens)
     attributions = list[Attribution]()
     if note := attribution_note(forced):
         missing["attribution"] = note
@@ -363,7 +363,7 @@ class LensFields(NamedTuple):
 
 
 @torch.no_grad()
-def read_logit_lens(forced: ForcedTarget, *, top: int = LENS_TOKENS) -> LogitLens:
+def read_logit_lens(forced: TeacherForcedPair, *, top: int = LENS_TOKENS) -> LogitLens:
     """Return the rank of each target token and the most probable tokens after each layer."""
     model, outputs = forced.model, list[Tensor]()
     # Explicit attention weights, as in the pass whose numbers stand beside these.

@@ -51,8 +51,8 @@ from dragoman.explain.explanation import (
     TokenizedText,
 )
 from dragoman.explain.teacher_forcing import (
-    ForcedTarget,
     TargetGradients,
+    TeacherForcedPair,
     attention_parts,
     scaled_heads,
     target_gradients,
@@ -412,7 +412,7 @@ def heads_switched_off(model: nn.Module, off: HeadSelection, *, sources: int = 0
 
 
 @torch.no_grad()
-def ablate_heads(forced: ForcedTarget, off: HeadSelection) -> NDArray[np.float32]:
+def ablate_heads(forced: TeacherForcedPair, off: HeadSelection) -> NDArray[np.float32]:
     """Return the change (T,) of each target token's log-probability with some heads off."""
     with heads_switched_off(forced.model, {}):
         before = forced.baseline()
@@ -421,7 +421,7 @@ def ablate_heads(forced: ForcedTarget, off: HeadSelection) -> NDArray[np.float32
     return _to_numpy(after - before)
 
 
-def estimate_head_effects(forced: ForcedTarget) -> dict[str, NDArray[np.float32]]:
+def estimate_head_effects(forced: TeacherForcedPair) -> dict[str, NDArray[np.float32]]:
     """Return estimates of the effect of every head: (H,) for each attention; see `head_estimates`.
 
     It takes as many backward passes as the target has tokens, batched.
@@ -452,13 +452,13 @@ def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]
     }
 
 
-def measure_head_effects(forced: ForcedTarget) -> Iterator[HeadEffect]:
+def measure_head_effects(forced: TeacherForcedPair) -> Iterator[HeadEffect]:
     """Yield the effect of each head that is off alone, decoder's heads first."""
     for batch in head_batches(forced):
         yield from measure_head_batch(forced, batch)
 
 
-def head_batches(forced: ForcedTarget) -> list[list[tuple[str, int]]]:
+def head_batches(forced: TeacherForcedPair) -> list[list[tuple[str, int]]]:
     """Return all heads in batches of bounded memory, the decoder's before the encoder's."""
     parts = attention_parts(forced.model)
     heads = [(path, head) for path, part in parts.items() for head in range(part.heads)]
@@ -470,7 +470,9 @@ def head_batches(forced: ForcedTarget) -> list[list[tuple[str, int]]]:
     return [group[first : first + rows] for group in groups for first in range(0, len(group), rows)]
 
 
-def measure_head_batch(forced: ForcedTarget, heads: Sequence[tuple[str, int]]) -> list[HeadEffect]:
+def measure_head_batch(
+    forced: TeacherForcedPair, heads: Sequence[tuple[str, int]]
+) -> list[HeadEffect]:
     """Return the effect of each of some heads that is off alone, in one batch with a row for each.
 
     If all are the decoder's, they share one encoder pass.
@@ -482,7 +484,7 @@ def measure_head_batch(forced: ForcedTarget, heads: Sequence[tuple[str, int]]) -
 
 
 @torch.no_grad()
-def _run_without(forced: ForcedTarget, heads: Sequence[tuple[str, int]]) -> Tensor:
+def _run_without(forced: TeacherForcedPair, heads: Sequence[tuple[str, int]]) -> Tensor:
     """Return the log-probability (n, T) of each target token without each of n heads."""
     model, parts, rows = forced.model, attention_parts(forced.model), len(heads)
     shares_encoder = not isinstance(model, PrefixLM) and not any(

@@ -43,7 +43,7 @@ from dragoman.explain.figure_style import (
     figure_style,
     save_figure,
 )
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.layers.gated_convolution import GatedConvolution
 from dragoman.layers.rnn import RNN, SlicedRNN
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -95,7 +95,7 @@ class _Curve(NamedTuple):
     scores: Tensor  # (H, n)
 
 
-def summarize_positions(forced: ForcedTarget, site_ids: Mapping[str, str]) -> PositionSummary:
+def summarize_positions(forced: TeacherForcedPair, site_ids: Mapping[str, str]) -> PositionSummary:
     """Return how order enters a model; `site_ids` are the sites of module paths, such as "e0"."""
     model = forced.model
     stack_input = model.src_input if isinstance(model, EncoderDecoder) else model.stack_input
@@ -201,7 +201,7 @@ def _order_of_blocks(model: nn.Module) -> str:
 
 
 def _read_curves(
-    forced: ForcedTarget, attentions: Mapping[str, SelfAttention]
+    forced: TeacherForcedPair, attentions: Mapping[str, SelfAttention]
 ) -> dict[str, _Curve]:
     """Return the curve of each self-attention with relative positions."""
     if not attentions:
@@ -274,7 +274,7 @@ def _collected_inputs(attentions: Mapping[str, SelfAttention]) -> Iterator[dict[
             handle.remove()
 
 
-class PositionTable(NamedTuple):
+class PositionEncodingTable(NamedTuple):
     """Vectors that are added to embeddings."""
 
     where: str
@@ -307,7 +307,7 @@ class ConvolutionReach(NamedTuple):
     right: list[int]
 
 
-PositionPart = PositionTable | PositionCurves | ConvolutionReach
+PositionPart = PositionEncodingTable | PositionCurves | ConvolutionReach
 
 
 @torch.inference_mode()
@@ -331,7 +331,7 @@ def find_positions(model: nn.Module, *, positions: int = POSITIONS) -> list[Posi
                 continue
             seen.append(table)
             kind = "sinusoidal" if isinstance(module, SinusoidalPositions) else "learned"
-            parts.append(PositionTable(_where(name), kind, table))
+            parts.append(PositionEncodingTable(_where(name), kind, table))
     for name, module in relative.items():
         curves = _curves(module, positions)
         if curves is None:
@@ -446,7 +446,7 @@ def save_positions(path: str | Path, parts: Sequence[PositionPart]) -> int:
 
 def _panels(part: PositionPart) -> list[Callable[[Any, Any], None]]:
     """Return functions that draw the panels of a part into axes of a figure."""
-    if isinstance(part, PositionTable):
+    if isinstance(part, PositionEncodingTable):
         return [
             lambda figure, axes: _draw_table(figure, axes, part),
             lambda figure, axes: _draw_similarity(figure, axes, part),
@@ -468,7 +468,7 @@ def _draw_matrix(figure: Any, axes: Any, values: NDArray[np.float32], most: floa
     bar.ax.tick_params(labelsize=6, length=1.5)
 
 
-def _draw_table(figure: Any, axes: Any, part: PositionTable) -> None:
+def _draw_table(figure: Any, axes: Any, part: PositionEncodingTable) -> None:
     """Draw the vectors: a row per position, a column per dimension."""
     most = max(1e-6, float(np.abs(part.vectors).max()))
     _draw_matrix(figure, axes, part.vectors, most)
@@ -479,7 +479,7 @@ def _draw_table(figure: Any, axes: Any, part: PositionTable) -> None:
     )
 
 
-def _draw_similarity(figure: Any, axes: Any, part: PositionTable) -> None:
+def _draw_similarity(figure: Any, axes: Any, part: PositionEncodingTable) -> None:
     """Draw the cosine of every two positions."""
     _draw_matrix(figure, axes, part.similarity, 1.0)
     axes.set(title="Cosine of two positions", xlabel="position", ylabel="position")

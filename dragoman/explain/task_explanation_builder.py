@@ -39,7 +39,7 @@ from dragoman.explain.inputs.base import (
     OCCLUSION,
     VALUE_ZEROING,
     Floats,
-    SeenSite,
+    RecordedSite,
     Switch,
     TaskInput,
     to_array,
@@ -60,7 +60,7 @@ def explain_task(
     given: TaskInput, *, off: Sequence[str] = (), attribution: str | None = INPUT_X_GRADIENT
 ) -> Explanation:
     """Return the explanation of an input, with some parts of the model switched off."""
-    changed = _Changes(given, off)
+    changed = _Ablations(given, off)
     given = given.decide(changed.off, changed.edits)
     with torch.no_grad(), changed.apply(), record(given.model) as records:
         log_probs = given.run(off=changed.off)[0]  # (T, V)
@@ -144,8 +144,8 @@ def ablate_task(given: TaskInput, explanation: Explanation, heads: Sequence[str]
     before = list(explanation.request.get("off", ()))
     off = [*before, *(head for head in heads if head not in before)]
     ids = [step.id for step in explanation.steps] or [0]
-    base = _run_explained(given, ids, _Changes(given, before))
-    effect = _run_explained(given, ids, _Changes(given, off)) - base
+    base = _run_explained(given, ids, _Ablations(given, before))
+    effect = _run_explained(given, ids, _Ablations(given, off)) - base
     new = explain_task(given, off=off, attribution=None)
     return Ablation(
         off=list(heads),
@@ -161,9 +161,9 @@ def task_head_effects(given: TaskInput, explanation: Explanation) -> Iterator[tu
     """Yield each head with the change of the explained outputs' sum when it is switched off."""
     before = list(explanation.request.get("off", ()))
     ids = [step.id for step in explanation.steps] or [0]
-    base = _run_explained(given, ids, _Changes(given, before)).sum()
+    base = _run_explained(given, ids, _Ablations(given, before)).sum()
     for summary in explanation.heads:
-        changes = _Changes(given, [*before, summary.name])
+        changes = _Ablations(given, [*before, summary.name])
         yield summary.name, float(_run_explained(given, ids, changes).sum() - base)
 
 
@@ -180,10 +180,10 @@ def attribute_task(
             ]
         )
     ids = [step.id for step in explanation.steps] or [0]
-    return _attribute(given, ids, method, _Changes(given, explanation.request.get("off", ())))
+    return _attribute(given, ids, method, _Ablations(given, explanation.request.get("off", ())))
 
 
-class _Changes:
+class _Ablations:
     """Parts of a model that are switched off: edits of attention weights, and other parts."""
 
     def __init__(self, given: TaskInput, names: Sequence[str]) -> None:
@@ -244,7 +244,7 @@ def combine_switches(switches: Sequence[Switch]) -> dict[str, WeightsEdit]:
 
 
 @torch.no_grad()
-def _run_explained(given: TaskInput, ids: Sequence[int], changes: _Changes) -> Tensor:
+def _run_explained(given: TaskInput, ids: Sequence[int], changes: _Ablations) -> Tensor:
     """Return the explained numbers (T,) of given outputs, with explicit attention weights."""
     # Recorded, so that an unchanged pass has the bits of an explanation.
     with changes.apply(), record(given.model):
@@ -261,9 +261,9 @@ def _make_score(given: TaskInput, explained: Tensor) -> dict[str, Any]:
 
 def _make_checks(
     given: TaskInput,
-    seen: Sequence[SeenSite],
+    seen: Sequence[RecordedSite],
     log_probs: Tensor,
-    changes: _Changes,
+    changes: _Ablations,
     records: AttentionRecords,
 ) -> dict[str, float]:
     """Return how exactly the numbers fit the model: see the invariants in docs/explanation.md."""
@@ -308,7 +308,7 @@ def _summarize_heads(found: Explanation, estimates: Mapping[str, float]) -> list
 
 
 def estimate_effects(
-    given: TaskInput, seen: Sequence[SeenSite], ids: Sequence[int], changes: _Changes
+    given: TaskInput, seen: Sequence[RecordedSite], ids: Sequence[int], changes: _Ablations
 ) -> dict[str, float]:
     """Return the first-order change of the explained sum when each head is switched off.
 
@@ -349,7 +349,7 @@ def estimate_effects(
 
 
 def _attribute(
-    given: TaskInput, ids: Sequence[int], method: str, changes: _Changes
+    given: TaskInput, ids: Sequence[int], method: str, changes: _Ablations
 ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
     """Return an attribution and its array (T, S)."""
     gap = None
@@ -380,7 +380,7 @@ def _attribute(
 
 
 def input_x_gradient(
-    given: TaskInput, ids: Sequence[int], changes: _Changes, *, scale: float = 1.0
+    given: TaskInput, ids: Sequence[int], changes: _Ablations, *, scale: float = 1.0
 ) -> Floats:
     """Return the input times the gradient of each explained number: (T, S).
 
@@ -390,7 +390,7 @@ def input_x_gradient(
     size = given.max_copies
     for first in range(0, len(ids), size):
         count = min(size, len(ids) - first)
-        with torch.enable_grad(), _tap(given.embeddings, scale) as taps, changes.apply():
+        with torch.enable_grad(), _scale_outputs(given.embeddings, scale) as taps, changes.apply():
             explained = given.explained(given.run(count, off=changes.off), ids)  # (count, T)
             chosen = explained[torch.arange(count), torch.arange(first, first + count)].sum()
             leaves = [leaf for calls in taps.values() for _, leaf in calls]
@@ -407,7 +407,7 @@ def input_x_gradient(
 
 
 @torch.no_grad()
-def zero_each_value(given: TaskInput, ids: Sequence[int], changes: _Changes) -> Floats:
+def zero_each_value(given: TaskInput, ids: Sequence[int], changes: _Ablations) -> Floats:
     """Return the drop (T, S) of each explained number when a token's values are zero.
 
     Mohebbi et al. (2023), "Quantifying Context Mixing in Transformers", who compare hidden states;
@@ -423,7 +423,7 @@ def zero_each_value(given: TaskInput, ids: Sequence[int], changes: _Changes) -> 
 
 
 def integrated_gradients(
-    given: TaskInput, ids: Sequence[int], changes: _Changes
+    given: TaskInput, ids: Sequence[int], changes: _Ablations
 ) -> tuple[Floats, float]:
     """Return integrated gradients (T, S) from zero vectors, and how far they are from complete.
 
@@ -432,7 +432,7 @@ def integrated_gradients(
     """
     ends = []
     for scale in (1.0, 0.0):
-        with torch.no_grad(), _tap(given.embeddings, scale), changes.apply():
+        with torch.no_grad(), _scale_outputs(given.embeddings, scale), changes.apply():
             ends.append(given.explained(given.run(off=changes.off), ids)[0].cpu().numpy())
     change = ends[0] - ends[1]
     count, values, gap = MIN_POINTS, np.zeros((0, 0), np.float32), math.inf
@@ -448,7 +448,7 @@ def integrated_gradients(
 
 
 @contextmanager
-def _tap(
+def _scale_outputs(
     modules: Sequence[nn.Module], scale: float
 ) -> Iterator[dict[int, list[tuple[Tensor, Tensor]]]]:
     """Scale the outputs of modules within the block, and collect them with leaves of the graph.

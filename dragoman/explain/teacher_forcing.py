@@ -34,7 +34,7 @@ MAX_BATCH_BYTES = 400_000_000  # of the activations of all rows of a batch, as e
 TARGETS_PER_PASS = 16  # whose backward passes run as one batch
 
 
-class ForcedTarget(NamedTuple):
+class TeacherForcedPair(NamedTuple):
     """A source and a target of one model, both as the decoder reads them."""
 
     model: GenerativeModel
@@ -50,7 +50,7 @@ class ForcedTarget(NamedTuple):
         target: Sequence[int],
         *,
         first: int = BOS,
-    ) -> ForcedTarget:
+    ) -> TeacherForcedPair:
         """Build it from token ids, both with their end of sentence if they have one."""
         device = next(model.parameters()).device
         with torch.inference_mode(False):  # autograd cannot save inference tensors
@@ -221,7 +221,7 @@ class TargetGradients(NamedTuple):
 
 
 def target_gradients(
-    forced: ForcedTarget, src: Tensor | None, tgt: Tensor, heads: Mapping[str, int]
+    forced: TeacherForcedPair, src: Tensor | None, tgt: Tensor, heads: Mapping[str, int]
 ) -> TargetGradients:
     """Return the gradients at embeddings (1, S, D) and (1, T, D).
 
@@ -249,7 +249,7 @@ def target_gradients(
 
 
 def _group_gradients(
-    forced: ForcedTarget,
+    forced: TeacherForcedPair,
     src: Tensor | None,
     tgt: Tensor,
     heads: Mapping[str, int],

@@ -140,11 +140,11 @@ def join_modules(folder: Path, entry: str = "main.js") -> str:
     """
     modules = read_modules(folder)
     return "".join(
-        f"// {name}\n{squeeze_script(modules[name].body)}" for name in order_modules(modules, entry)
+        f"// {name}\n{minify_script(modules[name].body)}" for name in order_modules(modules, entry)
     )
 
 
-def squeeze_script(text: str) -> str:
+def minify_script(text: str) -> str:
     """Return JavaScript without comment lines, indentation and spaces around punctuation.
 
     A line with a slash outside its strings (a division, a regular expression, a comment) keeps its

@@ -97,7 +97,7 @@ class EnsembleEngine(NativeEngine):
 
     def __init__(self, members: Sequence[NativeEngine], configs: Sequence[Config]) -> None:
         super().__init__(
-            self._reject_model, precision=members[0].precision, workers=members[0].workers
+            self._raise_no_single_model, precision=members[0].precision, workers=members[0].workers
         )
         self.members, self.configs = tuple(members), tuple(configs)
 
@@ -173,7 +173,7 @@ class EnsembleEngine(NativeEngine):
         backend = EagerSearchBackend() if on_cuda else REFERENCE_BACKEND
         return request.strategy.run(decoder, decoder.start(memory), request, backend)
 
-    def _reject_model(self) -> EncoderDecoder:
+    def _raise_no_single_model(self) -> EncoderDecoder:
         """Raise ConfigError: an ensemble translates, and has no model to look into."""
         raise ConfigError(
             [

@@ -32,7 +32,7 @@ from dragoman.explain.head_analysis import (
     measure_head_batch,
     select_heads,
 )
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.inference.counterfactuals import branch_prefix, compute_branches, list_branches
@@ -249,7 +249,7 @@ class TranslationExplainer(abc.ABC):
         with heads_switched_off(self.model, select_heads(sites, names), sources=sources):
             yield
 
-    def _forced_target(self, explanation: Explanation) -> ForcedTarget:
+    def _forced_target(self, explanation: Explanation) -> TeacherForcedPair:
         """Return an explanation's source and target; raise DataError if they are not ours."""
         source, target = (
             [token.id for token in side.tokens] for side in (explanation.source, explanation.target)
@@ -261,7 +261,7 @@ class TranslationExplainer(abc.ABC):
                 found=f"one of another, {explanation.model.get('name') or 'without a name'}",
                 fix="explain the text with this model first",
             )
-        return ForcedTarget.build(self.model, source, target)
+        return TeacherForcedPair.build(self.model, source, target)
 
     def branch(
         self, explanation: Explanation, step: int, token: int, **options: Any

@@ -42,7 +42,7 @@ class PairScore:
         return f"PairScore(log_prob={self.log_prob:.4f}, tokens={len(self.tokens)})"
 
 
-class _EncodedPair(NamedTuple):
+class _TokenizedPair(NamedTuple):
     """A pair as token ids, with its notes."""
 
     src: list[int]
@@ -97,7 +97,7 @@ def _encode_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     directions: Sequence[Direction] | None,
-) -> list[_EncodedPair]:
+) -> list[_TokenizedPair]:
     """Tokenize both sides and add notes; sources are stripped as for translation."""
     has_learned_positions = config.model.positions == "learned"
     longest = (
@@ -116,7 +116,7 @@ def _encode_pairs(
     for tag, text, tgt in zip(tags, src_rows, tgt_rows, strict=True):
         src = [*tag, *text]
         notes = list(_pair_notes(text, tgt, longest=longest - len(tag), trained=trained - len(tag)))
-        pairs.append(_EncodedPair(src, tgt, notes, max(len(src), len(tgt)) <= longest))
+        pairs.append(_TokenizedPair(src, tgt, notes, max(len(src), len(tgt)) <= longest))
     return pairs
 
 
@@ -136,7 +136,7 @@ def _pair_notes(src: list[int], tgt: list[int], *, longest: int, trained: int) -
         yield f"{unknown:,} of its target tokens {verb} unknown to the model"
 
 
-def _padded_tokens(pairs: Sequence[_EncodedPair]) -> int:
+def _padded_tokens(pairs: Sequence[_TokenizedPair]) -> int:
     """Return the padded size of a batch, both sides and their ends included."""
     return len(pairs) * (
         max(len(pair.src) for pair in pairs) + max(len(pair.tgt) for pair in pairs) + 2
@@ -144,7 +144,7 @@ def _padded_tokens(pairs: Sequence[_EncodedPair]) -> int:
 
 
 @torch.inference_mode()
-def _target_log_probs(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[list[float]]:
+def _target_log_probs(model: EncoderDecoder, pairs: Sequence[_TokenizedPair]) -> list[list[float]]:
     """Return the log-probability of each target token and of EOS, by one forward pass."""
     device = next(model.parameters()).device
     memory = model.encode(*pad_sources([pair.src for pair in pairs], device))
@@ -176,7 +176,7 @@ def _gather_log_probs(model: EncoderDecoder, rows: Tensor, wanted: Tensor) -> Te
     return torch.cat(parts).double().cpu()
 
 
-def _pair_ends(pairs: Sequence[_EncodedPair]) -> Iterator[int]:
+def _pair_ends(pairs: Sequence[_TokenizedPair]) -> Iterator[int]:
     """Yield the end of each pair's tokens in the concatenated batch."""
     total = 0
     for pair in pairs:
@@ -185,7 +185,7 @@ def _pair_ends(pairs: Sequence[_EncodedPair]) -> Iterator[int]:
 
 
 def _build_pair_score(
-    tokenizers: Tokenizers, pair: _EncodedPair, log_probs: list[float] | None
+    tokenizers: Tokenizers, pair: _TokenizedPair, log_probs: list[float] | None
 ) -> PairScore:
     """Return a pair's score; one that was not computed is NaN."""
     tokens = tokenizers.tgt.tokens([*pair.tgt, EOS])

@@ -60,7 +60,7 @@ def _run_by_layer(
         if weight_dropout and module.training:
             weights[1] = dropout(weights[1], weight_dropout)
         if mask is not None and len(states) > 1:
-            x, weights = _hold_cell(x, weights, mask)
+            x, weights = _freeze_cell_at_padding(x, weights, mask)
         # has_biases, num_layers, dropout, train, bidirectional, batch_first
         options = (True, 1, 0.0, module.training, False, True)
         x, *final = run(x, initial if len(initial) > 1 else initial[0], weights, *options)
@@ -78,7 +78,9 @@ def last_real(x: Tensor, mask: Tensor | None) -> Tensor:
     return x[torch.arange(position.size(0), device=position.device), position]
 
 
-def _hold_cell(x: Tensor, weights: list[Tensor], mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _freeze_cell_at_padding(
+    x: Tensor, weights: list[Tensor], mask: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """Return the input and weights of an LSTM layer whose cell does not change at padding.
 
     Another input feature, 1 at padding, closes the input gate and opens the forget gate.

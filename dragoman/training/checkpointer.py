@@ -32,7 +32,7 @@ from dragoman.training import optimizer as optimizers
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.distributed.process_group import CallRanks, ProcessGroup
 from dragoman.training.ema import EMA
-from dragoman.training.task_protocol import CarryingTask, Task
+from dragoman.training.task_protocol import StatefulTask, Task
 from dragoman.training.train_state import read_train_state
 from dragoman.training.train_step import ParallelStrategy
 
@@ -52,7 +52,7 @@ class Checkpointer:
         task: Task | None = None,
     ) -> None:
         self._run, self._model, self._parallel = run, model, parallel
-        self._carrying = task if isinstance(task, CarryingTask) else None
+        self._carrying = task if isinstance(task, StatefulTask) else None
         self._optimizer, self.ema, self._world = optimizer, ema, world
         # Kept until the first checkpoint is saved, for a rollback.
         self._initial_weights: dict[str, Tensor] | None = None

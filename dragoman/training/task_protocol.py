@@ -31,7 +31,7 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class CarryingTask(Protocol):
+class StatefulTask(Protocol):
     """A task with a state that each batch leaves to the next, such as Transformer-XL's memory.
 
     It is saved in checkpoints.

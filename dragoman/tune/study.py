@@ -281,14 +281,14 @@ class Study:
         return {
             "format": FORMAT,
             "version": __version__,
-            "asked": self._asked(),
+            "asked": self._request_fields(),
             "files": [list(each) for each in self._data_files()],
             "base": to_dict(self.base),
             "space": [each.to_dict() for each in self.space],
             "trial_seconds": self.trial_seconds,
         }
 
-    def _asked(self) -> dict[str, Any]:
+    def _request_fields(self) -> dict[str, Any]:
         """Return what must be the same when a study is resumed."""
         sections = to_dict(self.request)
         flat = {
@@ -365,7 +365,7 @@ class Study:
 
     def _require_same_request(self, before: Mapping[str, Any]) -> None:
         """Raise ConfigError if a study was begun with other settings."""
-        now = self._asked()
+        now = self._request_fields()
         # Settings of a later version that the journal does not have are at their defaults.
         names = [name for name in now if name in before and before[name] != now[name]]
         if names:
@@ -419,7 +419,7 @@ class Study:
         if record is not None and record.crashes >= MAX_CRASHES:
             self._end(record, FAILED, f"its process ended {record.crashes} times", record.seconds)
             return
-        sampled = self._ask(record)
+        sampled = self._next_trial(record)
         values = {each.name: suggest_value(sampled, each) for each in self.space}
         if record is None:
             record = TrialRecord(len(self.trials), values)
@@ -448,7 +448,7 @@ class Study:
         else:
             self._end(record, state, reason, time.monotonic() - began)
 
-    def _ask(self, record: TrialRecord | None) -> optuna.trial.Trial:
+    def _next_trial(self, record: TrialRecord | None) -> optuna.trial.Trial:
         """Return Optuna's trial: the running one, the base configuration first, or a sampled one.
 
         Because the base configuration is a trial, the best one is at least as good.

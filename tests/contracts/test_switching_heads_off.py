@@ -24,7 +24,7 @@ from dragoman.explain.head_analysis import (
     measure_head_effects,
 )
 from dragoman.explain.position_analysis import summarize_positions
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.miniature import mini
@@ -46,14 +46,14 @@ def settings() -> dict[str, ModelConfig]:
 
 
 @pytest.fixture
-def forced(name: str) -> ForcedTarget:
+def forced(name: str) -> TeacherForcedPair:
     torch.manual_seed(0)
     model = build_model(settings()[name], src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
     return tiny_pair(perturb_weights(model, 0.05).eval().requires_grad_(False))
 
 
 @pytest.mark.parametrize("name", settings())
-def test_heads_off(forced: ForcedTarget, name: str) -> None:
+def test_heads_off(forced: TeacherForcedPair, name: str) -> None:
     parts = attention_parts(forced.model)
     estimates = estimate_head_effects(forced)
     assert {path: len(row) for path, row in estimates.items()} == {
@@ -73,7 +73,7 @@ def test_heads_off(forced: ForcedTarget, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", settings())
-def test_the_lens_ends_in_the_models_logits(forced: ForcedTarget, name: str) -> None:
+def test_the_lens_ends_in_the_models_logits(forced: TeacherForcedPair, name: str) -> None:
     lens = read_logit_lens(forced)
     with torch.no_grad(), record(forced.model):
         logits = forced.model(forced.src, forced.tgt_in)[0]
@@ -86,7 +86,7 @@ def test_the_lens_ends_in_the_models_logits(forced: ForcedTarget, name: str) -> 
 
 
 @pytest.mark.parametrize("name", settings())
-def test_attribution(forced: ForcedTarget, name: str) -> None:
+def test_attribution(forced: TeacherForcedPair, name: str) -> None:
     found = attribute_tokens(forced, "integrated_gradients")
     assert found.gap is not None
     assert found.gap <= 0.05 or name in HARD_CHOICES

@@ -46,7 +46,7 @@ class Switch(NamedTuple):
     off: WeightsEdit
 
 
-class SeenSite(NamedTuple):
+class RecordedSite(NamedTuple):
     """An attention site with what one pass recorded there."""
 
     site: AttentionSite
@@ -97,7 +97,7 @@ class TaskInput(abc.ABC):
         """Return the output."""
 
     @abc.abstractmethod
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the attention sites of a pass."""
 
     @property
@@ -185,7 +185,7 @@ class TaskInput(abc.ABC):
         return None
 
     def extras(
-        self, seen: Sequence[SeenSite], ids: Sequence[int]
+        self, seen: Sequence[RecordedSite], ids: Sequence[int]
     ) -> dict[str, tuple[str, NDArray[Any]]]:
         """Return further arrays of explained ids by what they are: name and array."""
         return {}
@@ -284,9 +284,9 @@ class StackSites(NamedTuple):
 
 def read_stack(
     records: AttentionRecords, attentions: Mapping[str, RecordableAttention], stack: StackSites
-) -> list[SeenSite]:
+) -> list[RecordedSite]:
     """Return the self-attention sites of a stack, in order, one layer after another."""
-    found = list[SeenSite]()
+    found = list[RecordedSite]()
     for path in records:
         if not path.startswith(stack.path) or not path.endswith(".self"):
             continue
@@ -319,7 +319,7 @@ def read_stack(
         )
         norms = contribution_norms(attentions[path], weights, values)
         switches = heads_of(path, heads, part=stack.part, of=stack.parts)
-        found.append(SeenSite(site, weights, norms, switches))
+        found.append(RecordedSite(site, weights, norms, switches))
     return found
 
 

@@ -15,7 +15,7 @@ from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
 from dragoman.explain.inputs.base import (
     Floats,
-    SeenSite,
+    RecordedSite,
     StackSites,
     Switch,
     TaskInput,
@@ -189,7 +189,7 @@ class ClassifiedText(TaskInput):
                 drops[0, first + rows] = found.cpu().numpy()
         return drops
 
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the encoder's attentions, then those of the pooling: words, then sentences."""
         attentions = find_attentions(self.model)
         lengths = tuple(len(each) for each in self.sentences)
@@ -232,7 +232,7 @@ class ClassifiedText(TaskInput):
 
     def _read_words(
         self, records: AttentionRecords, lengths: Sequence[int], numbers: Sequence[str]
-    ) -> Iterator[SeenSite]:
+    ) -> Iterator[RecordedSite]:
         """Yield the word-level pooling of each sentence, over the words of the whole text."""
         seen, start = records["words"], 0
         total = sum(lengths)
@@ -256,7 +256,7 @@ class ClassifiedText(TaskInput):
                 query_labels=[numbers[row]],
             )
             switch = uniform_switch("words", row=row, of=len(lengths))
-            yield SeenSite(site, weights, norms, (switch,) * heads)
+            yield RecordedSite(site, weights, norms, (switch,) * heads)
             start += length
 
     def _read_pooling(
@@ -266,7 +266,7 @@ class ClassifiedText(TaskInput):
         letter: str,
         names: list[str],
         numbers: list[str],
-    ) -> SeenSite:
+    ) -> RecordedSite:
         """Return a pooling of the text: by one query, several hops, or one query per label."""
         seen = records[path]
         over_sentences = self.is_hierarchical
@@ -288,7 +288,7 @@ class ClassifiedText(TaskInput):
             key_labels=numbers if over_sentences else None,
         )
         norms = contribution_norms(None, weights, seen.values[0, :, :length])
-        return SeenSite(site, weights, norms, (uniform_switch(path),) * weights.size(0))
+        return RecordedSite(site, weights, norms, (uniform_switch(path),) * weights.size(0))
 
     @property
     def special_switches(self) -> dict[str, tuple[Switch, ...]]:
@@ -303,7 +303,7 @@ class ClassifiedText(TaskInput):
         return {name: each for name, each in switches.items() if name in found}
 
     def extras(
-        self, seen: Sequence[SeenSite], ids: Sequence[int]
+        self, seen: Sequence[RecordedSite], ids: Sequence[int]
     ) -> dict[str, tuple[str, NDArray[Any]]]:
         """Return the importance of words and the sentences' ranges of tokens.
 
@@ -475,7 +475,7 @@ class TaggedText(TaskInput):
             rows.append(base - self.explained(self._tag(batch), ids))
         return to_array(torch.cat(rows)).T
 
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the encoder's attentions."""
         stack = StackSites("encoder.", "e", "encoder", "source", len(self.source.tokens))
         return read_stack(records, find_attentions(self.model), stack)
@@ -611,7 +611,7 @@ class ComparedPair(TaskInput):
         ]
         return to_array(torch.cat(drops))[None]
 
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the attentions of the encoder on each sentence, and co-attention both ways."""
         attentions = find_attentions(self.model)
         first, second = map(len, self.words)
@@ -642,10 +642,12 @@ class ComparedPair(TaskInput):
             )
             weights = seen.weights[0, :, : shape[0], : shape[1]]
             norms = contribution_norms(None, weights, seen.values[0, :, : shape[1]])
-            sites.append(SeenSite(site, weights, norms, heads_of(path, site.heads)))
+            sites.append(RecordedSite(site, weights, norms, heads_of(path, site.heads)))
         return sites + self._read_sides(records, "interaction.composition.", layers)
 
-    def _read_sides(self, records: AttentionRecords, path: str, first_layer: int) -> list[SeenSite]:
+    def _read_sides(
+        self, records: AttentionRecords, path: str, first_layer: int
+    ) -> list[RecordedSite]:
         """Return the attentions of a stack that reads both sentences."""
         attentions = find_attentions(self.model)
         return [

@@ -28,7 +28,7 @@ from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
 from dragoman.explain.inputs.base import (
     MAX_COPIES,
     Floats,
-    SeenSite,
+    RecordedSite,
     StackSites,
     Switch,
     TaskInput,
@@ -61,7 +61,7 @@ LENS_TOKENS = 5  # most probable tokens of each layer
 _MASK = "<mask>"
 
 
-class Read(NamedTuple):
+class ReadWindow(NamedTuple):
     """Positions that are read together, of which those from `scored` on predict tokens."""
 
     begin: int
@@ -129,7 +129,7 @@ def name_token(text: LanguageModelTokenizer, number: int, *, mask: int | None = 
     return text.decoder([number]).push(number)
 
 
-class ModeledText(TaskInput):
+class LanguageModelInput(TaskInput):
     """A text with the probability of each token given those before it; its end may be the model's.
 
     `ids` are all tokens, of which `forced` were given and the others chosen one after another.
@@ -174,7 +174,7 @@ class ModeledText(TaskInput):
 
     # Passes
 
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[ReadWindow]:
         """Return how the input is read: what was given as in scoring, the rest as generated."""
         settings, total = self.config.language, len(self.ids)
         known = total if self.given >= total else self.given + 1
@@ -182,7 +182,7 @@ class ModeledText(TaskInput):
             size = settings.segment
             chunks = [(first, min(first + size, known)) for first in range(0, known, size)]
             chunks += [(at, at + 1) for at in range(known, total)]
-            return [Read(begin, begin, end) for begin, end in chunks]
+            return [ReadWindow(begin, begin, end) for begin, end in chunks]
         return list(_windows(known, total, settings.segment, settings.resolved_eval_stride))
 
     def run(self, copies: int = 1, *, off: Sequence[str] = ()) -> Tensor:
@@ -238,13 +238,13 @@ class ModeledText(TaskInput):
         with edit(self.model, edits):
             while len(ids) < wanted:
                 # The last token is not read: any stands for the one that is to be chosen.
-                longer = ModeledText(
+                longer = LanguageModelInput(
                     self.model, self.language, [*ids, EOS], forced=self.given, max_tokens=1
                 )
                 log_probs = longer.run(off=off)[0, -1]
                 log_probs[banned] = -torch.inf
                 ids.append(int(log_probs.argmax()))
-        return ModeledText(
+        return LanguageModelInput(
             self.model,
             self.language,
             ids,
@@ -312,14 +312,14 @@ class ModeledText(TaskInput):
 
     # Sites
 
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the decoder's self-attentions over the whole text.
 
         A row has weights at the positions that were read with it or are in the memory.
         """
         attentions, reads = find_attentions(self.model), self.reads()
         segments, labels = self._segments()
-        found = list[SeenSite]()
+        found = list[RecordedSite]()
         for path in records:
             weights, norms = self._assemble(records.calls(path), reads, attentions[path])
             site = AttentionSite(
@@ -336,11 +336,11 @@ class ModeledText(TaskInput):
                 segments=segments,
                 key_labels=labels,
             )
-            found.append(SeenSite(site, weights, norms, heads_of(path, weights.size(0))))
+            found.append(RecordedSite(site, weights, norms, heads_of(path, weights.size(0))))
         return found
 
     def _assemble(
-        self, calls: Sequence[AttentionRecord], reads: Sequence[Read], attention: Any
+        self, calls: Sequence[AttentionRecord], reads: Sequence[ReadWindow], attention: Any
     ) -> tuple[Tensor, Tensor]:
         """Return weights and contributions (H, T, T) of the calls of one attention."""
         total, heads = len(self.ids), calls[0].weights.size(1)
@@ -439,7 +439,7 @@ class ModeledText(TaskInput):
 
 
 def make_lens(
-    given: ModeledText | MaskedText, layers: Sequence[Tensor], ids: Sequence[int]
+    given: LanguageModelInput | MaskedText, layers: Sequence[Tensor], ids: Sequence[int]
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the lens of layers' outputs (T, D), and its ranks (L, T)."""
     model, wanted = given.model, torch.tensor(list(ids)).unsqueeze(1)
@@ -467,13 +467,13 @@ def make_lens(
     return lens, {"lens.rank": np.stack(ranks).astype(np.uint32)}
 
 
-def _windows(known: int, total: int, segment: int, stride: int) -> Iterator[Read]:
+def _windows(known: int, total: int, segment: int, stride: int) -> Iterator[ReadWindow]:
     """Yield the windows in which a model without a memory reads `known` and generated positions."""
     first = min(segment, known)
-    yield Read(0, 0, first)
+    yield ReadWindow(0, 0, first)
     for scored in range(first, known, stride):
         stop = min(scored + stride, known)
-        yield Read(max(0, stop - segment), scored, stop)
+        yield ReadWindow(max(0, stop - segment), scored, stop)
     begin = max(0, known - segment)
     spans = list[tuple[int, int]]()
     for at in range(known, total):
@@ -482,7 +482,7 @@ def _windows(known: int, total: int, segment: int, stride: int) -> Iterator[Read
         spans.append((begin, at))
     for begin, group in itertools.groupby(spans, key=lambda span: span[0]):
         positions = [at for _, at in group]
-        yield Read(begin, positions[0], positions[-1] + 1)
+        yield ReadWindow(begin, positions[0], positions[-1] + 1)
 
 
 class MaskedText(TaskInput):
@@ -602,7 +602,7 @@ class MaskedText(TaskInput):
         """There is no beam search."""
         return {"beam": "Masks are filled in at once: there is no beam."}
 
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the stack's self-attentions.
 
         Of a text with masks all rows, unless a query stream predicts them; of a text without, row t
@@ -612,7 +612,7 @@ class MaskedText(TaskInput):
         if self.has_masks and not self.is_permuted:
             stack = StackSites("decoder.", "e", "encoder", "source", length)
             return read_stack(records, attentions, stack)
-        found = list[SeenSite]()
+        found = list[RecordedSite]()
         for path in records:
             seen = records[path]
             if self.has_masks:
@@ -640,7 +640,7 @@ class MaskedText(TaskInput):
                 key="source",
                 sum=row_sum(attentions[path]),
             )
-            found.append(SeenSite(site, weights, norms, heads_of(path, weights.size(0))))
+            found.append(RecordedSite(site, weights, norms, heads_of(path, weights.size(0))))
         return found
 
     @property

@@ -16,7 +16,7 @@ from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
 from dragoman.explain.inputs.base import (
     Floats,
-    SeenSite,
+    RecordedSite,
     Switch,
     TaskInput,
     column_off,
@@ -33,7 +33,7 @@ _POOLING = "pooling.pool.cross"
 _MORE_COUNTS = 16  # counts above the size of a set that may be probable
 
 
-class ObservedSet(TaskInput):
+class SetInput(TaskInput):
     """A set and what is predicted for it: a number, a label, a count, or clusters."""
 
     task: ClassVar[str] = "sets"
@@ -183,10 +183,10 @@ class ObservedSet(TaskInput):
                 drops[others, at] = base[others] - to_array(found)
         return drops
 
-    def read_sites(self, records: AttentionRecords) -> list[SeenSite]:
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
         """Return the attentions between elements, inducing points and seeds."""
         attentions = find_attentions(self.model)
-        size, found = len(self.elements), list[SeenSite]()
+        size, found = len(self.elements), list[RecordedSite]()
         for path in records:
             stack, _, rest = path.partition(".")
             seen = records[path]
@@ -223,7 +223,7 @@ class ObservedSet(TaskInput):
                 key_labels=labels[1],
             )
             norms = contribution_norms(attentions[path], weights, values)
-            found.append(SeenSite(site, weights, norms, heads_of(path, weights.size(0))))
+            found.append(RecordedSite(site, weights, norms, heads_of(path, weights.size(0))))
         return found
 
     def _labels(self, axis: str, count: int) -> list[str]:
@@ -249,7 +249,7 @@ class ObservedSet(TaskInput):
         return {f"seed.{seed}": (Switch(_POOLING, make_off(seed)),) for seed in range(seeds)}
 
     def extras(
-        self, seen: Sequence[SeenSite], ids: Sequence[int]
+        self, seen: Sequence[RecordedSite], ids: Sequence[int]
     ) -> dict[str, tuple[str, NDArray[Any]]]:
         """Return the weight of each element in the pooling, the mean of seeds and heads: (1, N)."""
         pooling = [to_array(each.weights) for each in seen if each.site.path == _POOLING]

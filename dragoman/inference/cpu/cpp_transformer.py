@@ -67,8 +67,8 @@ class CppTransformer:
         self._packed = PackedTransformer(model, ranges, panel=kernels.dragoman_panel_width())
         self._model = ctypes.byref(self._packed.model)
         self._embeddings = model._embedding("src"), model._embedding("tgt")
-        self._src_positions = PositionTable(model.src_input.positions)
-        self._tgt_positions = PositionTable(model.tgt_input.positions)
+        self._src_positions = CachedPositionVectors(model.src_input.positions)
+        self._tgt_positions = CachedPositionVectors(model.tgt_input.positions)
         self.search_backend = CppSearchBackend(kernels)
         self.greedy_decoder = GreedyDecoder(
             kernels, self._packed, self._tgt_positions, use_int8_filter=ranges is None
@@ -198,7 +198,7 @@ class CppTransformer:
         return state, step_struct, (tokens, position)
 
 
-class PositionTable:
+class CachedPositionVectors:
     """The vectors that a model's positions add to embeddings, computed once."""
 
     def __init__(self, positions: Positions) -> None:
@@ -319,7 +319,7 @@ class GreedyDecoder:
         self,
         kernels: ctypes.CDLL,
         packed: PackedTransformer,
-        positions: PositionTable,
+        positions: CachedPositionVectors,
         *,
         use_int8_filter: bool,
     ) -> None:

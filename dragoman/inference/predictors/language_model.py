@@ -332,7 +332,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.inputs.language_model import ModeledText
+        from dragoman.explain.inputs.language_model import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -359,13 +359,13 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 found=f"{len(ids) + max_tokens:,}",
                 fix="shorten it",
             )
-        return ModeledText(self.model, self.task, ids, max_tokens=max_tokens, text=given)
+        return LanguageModelInput(self.model, self.task, ids, max_tokens=max_tokens, text=given)
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.inputs.language_model import ModeledText
+        from dragoman.explain.inputs.language_model import LanguageModelInput
 
-        return ModeledText(
+        return LanguageModelInput(
             self.model,
             self.task,
             request["ids"],

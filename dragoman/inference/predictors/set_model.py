@@ -101,13 +101,13 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
 
     def task_input(self, example: InputSet) -> TaskInput:  # type: ignore[override]
         """Return a set to be explained; a text is read as a JSON list."""
-        from dragoman.explain.inputs.sets import ObservedSet
+        from dragoman.explain.inputs.sets import SetInput
 
         assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
         if isinstance(example, str):
             [example] = self.read_arguments([example])
         [elements] = self.encode([example])
-        return ObservedSet(self.model, self.task, elements)
+        return SetInput(self.model, self.task, elements)
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the set of an explanation."""

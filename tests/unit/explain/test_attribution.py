@@ -28,7 +28,7 @@ from dragoman.explain.attribution import (
     value_zeroing,
 )
 from dragoman.explain.head_analysis import estimate_head_effects
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 DECODERS = (
@@ -64,13 +64,13 @@ class LinearTranslator(EncoderDecoder):
         return torch.cos(2.0 + 5 * rows + 3 * columns).tril()
 
 
-def linear_pair() -> ForcedTarget:
+def linear_pair() -> TeacherForcedPair:
     model = tiny_model().double()
     model.__class__ = LinearTranslator
     return tiny_pair(model)
 
 
-def brute_force(forced: ForcedTarget, src: Tensor | None, tgt: Tensor) -> Tensor:
+def brute_force(forced: TeacherForcedPair, src: Tensor | None, tgt: Tensor) -> Tensor:
     """Return log-probabilities (T,) by the model's own methods, from embeddings (1, S, D)."""
     model = forced.model
     if isinstance(model, EncoderDecoder):

@@ -17,7 +17,7 @@ from dragoman.explain.position_analysis import (
     SIMILARITY,
     ConvolutionReach,
     PositionCurves,
-    PositionTable,
+    PositionEncodingTable,
     _collected_inputs,
     describe_missing,
     describe_reach,
@@ -27,7 +27,7 @@ from dragoman.explain.position_analysis import (
     save_positions,
     summarize_positions,
 )
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.factory import build_model
 
 SITES = {
@@ -37,7 +37,7 @@ SITES = {
 }
 
 
-def summary_of(forced: ForcedTarget) -> dict[str, Any]:
+def summary_of(forced: TeacherForcedPair) -> dict[str, Any]:
     return summarize_positions(forced, SITES).positions
 
 
@@ -215,7 +215,7 @@ def test_every_kind_is_drawn_or_reported_to_be_missing(tmp_path, kind: str) -> N
 
 def test_sinusoids_are_those_of_the_paper() -> None:
     [part] = find_positions(build(positions="sinusoidal"), positions=8)
-    assert isinstance(part, PositionTable)
+    assert isinstance(part, PositionEncodingTable)
     assert (part.kind, part.where) == ("sinusoidal", "encoder input")
     position, pair = 5, 3
     angle = position / 10_000 ** (2 * pair / 16)

@@ -17,11 +17,11 @@ from dragoman.explore.html_export import (
     encode_island,
     export_html,
     join_modules,
+    minify_script,
     order_modules,
     read_island,
     read_module,
     read_modules,
-    squeeze_script,
 )
 
 SINKS = (
@@ -266,4 +266,4 @@ def test_numbers_that_json_cannot_hold_are_rejected():
     ],
 )
 def test_spaces_without_a_meaning_are_left_out(line, squeezed):
-    assert squeeze_script(f"  {line}") == squeezed
+    assert minify_script(f"  {line}") == squeezed

@@ -14,7 +14,7 @@ from translator_kit import TEXT, write_random_bundle
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attribution import METHODS
 from dragoman.explain.head_analysis import heads_switched_off
-from dragoman.explain.teacher_forcing import ForcedTarget
+from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.inference import Translator
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
@@ -95,7 +95,7 @@ def test_a_head_off_changes_effect_and_translation_as_a_fresh_run_does(
         "encoder.0.self": [0],
     }
     ids = [[token.id for token in side.tokens] for side in (explanation.source, explanation.target)]
-    forced = ForcedTarget.build(model, *ids)
+    forced = TeacherForcedPair.build(model, *ids)
     before = forced.baseline()
     with heads_switched_off(model, off):
         after = forced.baseline()

@@ -9,7 +9,7 @@ import torch
 from dragoman.config import Config
 from dragoman.decoding.search_strategy import mask_invalid_tokens
 from dragoman.inference.cpu.cpp_kv_cache import CppKVCache
-from dragoman.inference.cpu.cpp_transformer import PositionTable
+from dragoman.inference.cpu.cpp_transformer import CachedPositionVectors
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
@@ -83,5 +83,5 @@ def test_position_table_adds_what_the_model_adds(settings: dict[str, object]) ->
                 model._embedding("tgt")(tokens[:, None]), first=place
             ).squeeze(1)
             embedded = model._embedding("tgt")(tokens)
-            added = PositionTable(model.tgt_input.positions).vectors(place, 1)
+            added = CachedPositionVectors(model.tgt_input.positions).vectors(place, 1)
             assert torch.equal(embedded if added is None else embedded + added, expected)

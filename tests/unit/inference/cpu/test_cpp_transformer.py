@@ -385,6 +385,6 @@ def test_positions_past_the_table_are_computed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(cpp_transformer, "MAX_TABLE_ROWS", 4)
     positions = SinusoidalPositions(width=8, max_positions=64)
-    table = cpp_transformer.PositionTable(positions)
+    table = cpp_transformer.CachedPositionVectors(positions)
     for first, count in ((0, 4), (1, 2), (3, 5), (9, 2)):
         assert torch.equal(table.vectors(first, count), positions.vectors(first, count).float())
