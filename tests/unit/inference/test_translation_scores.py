@@ -182,7 +182,7 @@ def test_weights_that_are_not_finite_are_reported(tmp_path: Path, tokenizers: To
     translator = Translator.load(write_random_bundle(tmp_path / "model", tokenizers))
     with torch.no_grad():
         next(translator.model.decoder.parameters()).fill_(math.nan)
-    with pytest.raises(DivergedError, match="finite log-probabilities; found nan"):
+    with pytest.raises(DivergedError, match="log-probabilities must be finite; found nan"):
         translator.score(["a"], ["b"])
 
 
