@@ -81,8 +81,8 @@ def test_the_page_runs_and_its_score_passes_the_contract_tests(page: dict[str, A
         found.test_hidden_keys_change_nothing,
         found.test_weights_times_values_are_the_context_and_rows_sum_to_one,
         found.test_no_mask_means_everything,
-        found.test_gradients_are_slopes,
-        found.test_neighbours_and_padding_change_nothing,
+        found.test_gradients_equal_finite_differences,
+        found.test_other_rows_and_padding_change_nothing,
         found.test_selecting_rows_commutes_with_stepping,
         found.test_training_in_mixed_precision_reaches_every_parameter,
     ]
@@ -93,7 +93,7 @@ def test_the_page_runs_and_its_score_passes_the_contract_tests(page: dict[str, A
         for alignment in partners:
             promise("distance", alignment)
     for pair in [pair for pair in found.REFUSED if pair[0] == "distance"]:
-        found.test_features_without_room_for_them_are_refused_when_built(pair)
+        found.test_features_that_the_score_does_not_accept_are_rejected_when_built(pair)
     found.test_a_score_works_with_and_without_heads("distance")
     found.test_a_score_fits_into_multi_head_attention("distance")
 

@@ -604,7 +604,7 @@ def test_the_couplet_bench_scores_a_model(bench, monkeypatch, capsys, tmp_path):
         (tmp_path / name).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     config = kit.CONFIG.replace(text={"tokenizer": "characters"})
     tokenizers = train_tokenizers(lines, answers, config.text)
-    model = kit.write_random(tmp_path / "model", tokenizers)
+    model = kit.write_random_bundle(tmp_path / "model", tokenizers)
     files = ["--src", str(tmp_path / "first"), "--ref", str(tmp_path / "second")]
     row = run(bench("couplets"), monkeypatch, capsys, str(model), *files, "--show", "3")
     assert row["constrained"]["any_violation"] == 0
