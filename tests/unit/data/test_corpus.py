@@ -280,6 +280,13 @@ def test_one_known_side_of_two_is_enough(tmp_path: Path) -> None:
     ]
 
 
+def test_one_column_is_not_both_sides(tmp_path: Path) -> None:
+    wanted = ColumnSelection(src_field="de", tgt_field="de")
+    corpus = pairs_file(tmp_path, "x.jsonl", '{"de": "eins", "en": "one"}\n', wanted)
+    with pytest.raises(DataError, match=r"must be known; found de, en"):
+        sides(corpus)
+
+
 def test_unclear_columns_are_asked_for(tmp_path: Path) -> None:
     corpus = pairs_file(tmp_path, "x.jsonl", '{"de": "eins", "en": "one"}\n')
     with pytest.raises(

@@ -97,6 +97,16 @@ def test_labels_of_keys(name: str, keys: list[int]) -> None:
     assert name not in labels_of(onto(1, 2, 4))
 
 
+@pytest.mark.parametrize(("source", "target", "is_rare"), [(10, 10_000, True), (10_000, 10, False)])
+def test_rare_keys_are_rare_in_the_vocabulary_of_their_side(
+    source: int, target: int, is_rare: bool
+) -> None:
+    site = AttentionSite("x0", "decoder.0.cross", "cross", "cross", 0, 1, "target", "source")
+    ranks = {"source": source, "target": target}
+    [found] = summarize_heads([site], {"x0.w": onto(5)[None]}, TEXT, TEXT, ranks=ranks)
+    assert ("rare" in dict(found.labels)) == is_rare
+
+
 def test_a_head_that_reads_what_is_everywhere_has_no_label() -> None:
     """Where most tokens are rare, so is what any head reads."""
     rare = TokenizedText(
