@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -60,7 +61,8 @@ class ModelWorker:
     With `stops_modules` a hook on every torch module checks the cancellation of the running
     function, so that a forward pass whose client is gone, or whose time is over, stops at its next
     layer. The hook is torch's global one: hooks of a model's own would make a translator leave its
-    fused kernels, whose last bits differ.
+    fused kernels, whose last bits differ. It is registered only while a function runs, because
+    torch.compile warns about global hooks.
     """
 
     def __init__(self, *, stops_modules: bool = False, max_waiting: int = MAX_WAITING) -> None:
@@ -71,11 +73,7 @@ class ModelWorker:
         self._running: Cancellation | None = None
         self._thread: int | None = None
         self._closed = False
-        self._hook: Any = None
-        if stops_modules:
-            from torch.nn.modules.module import register_module_forward_pre_hook
-
-            self._hook = register_module_forward_pre_hook(self._check_hook)
+        self._stops_modules = stops_modules
 
     def submit(
         self,
@@ -119,13 +117,25 @@ class ModelWorker:
             self._thread, self._running = threading.get_ident(), cancellation
         try:
             cancellation.check()
-            return context.run(function)
+            with self._module_checks():
+                return context.run(function)
         finally:
             with self._lock:
                 self._running = None
-                is_closed = self._closed
-            if is_closed:
-                self._remove_hook()
+
+    @contextlib.contextmanager
+    def _module_checks(self) -> Iterator[None]:
+        """Check the cancellation before each torch module of the block."""
+        if not self._stops_modules:
+            yield
+            return
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        hook = register_module_forward_pre_hook(self._check_hook)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _check_hook(self, module: Any, inputs: Any) -> None:
         """Stop the running function if it should; calls from other threads are not affected."""
@@ -137,14 +147,6 @@ class ModelWorker:
         """Cancel what runs and waits, and end the thread."""
         with self._lock:
             self._closed = True
-            is_running = self._running is not None
             for each in self._pending:
                 each.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)
-        if not is_running:  # what runs needs its hook to stop
-            self._remove_hook()
-
-    def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None

@@ -125,10 +125,11 @@ def test_a_generator_keeps_its_context_to_itself(worker: ModelWorker) -> None:
 
 def test_closing_stops_everything_and_removes_the_hook(model: Layers) -> None:
     worker = ModelWorker(stops_modules=True)
-    assert len(_global_forward_pre_hooks) == 1
+    assert not _global_forward_pre_hooks  # nothing runs, and torch.compile warns about hooks
     running = worker.submit(lambda: run_forever(model), Cancellation())
     waiting = worker.submit(lambda: 3, Cancellation())
     assert model.started.wait(10)
+    assert len(_global_forward_pre_hooks) == 1
     worker.close()
     with pytest.raises(WorkCancelledError):
         running.result(10)
