@@ -25,7 +25,7 @@ from dragoman.config import ModelConfig
 from dragoman.layers.reversible import run_sublayers, run_sublayers_reversible
 from dragoman.models.block import BuildContext
 from dragoman.models.block_context import ForwardContext
-from dragoman.models.reformer import Reformer
+from dragoman.models.reformer_blocks import Reformer
 from dragoman.ops import attend_reference
 from dragoman.ops.lsh_attention import attend_sorted, hash_vectors, sort_by_bucket
 

@@ -1,4 +1,7 @@
-"""Reformer self-attention by locality-sensitive hashing (Kitaev et al. 2020)."""
+"""Reformer self-attention by locality-sensitive hashing (Kitaev et al. 2020).
+
+Hashing and sorted chunks are in `ops/lsh_attention.py`.
+"""
 
 from __future__ import annotations
 

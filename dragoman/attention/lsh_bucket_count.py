@@ -1,4 +1,7 @@
-"""Valid and default numbers of LSH buckets; hashing is in `lsh.py`. Importing it needs no torch."""
+"""Valid and default numbers of LSH buckets; hashing is in `ops/lsh_attention.py`.
+
+Importing it needs no torch.
+"""
 
 from __future__ import annotations
 

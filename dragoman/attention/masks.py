@@ -1,4 +1,7 @@
-"""Attention masks; True means that a position may be attended to."""
+"""Attention masks; True means that a position may be attended to.
+
+Padding masks of a batch are `Batch.src_mask` and `tgt_mask` in `data/collate.py`.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dragoman.data.corpus import Corpus
-    from dragoman.data.record_checks import RecordReport
+    from dragoman.data.labeled_data_checks import RecordReport
 
 MAX_LABELS_SHOWN = 20  # rows of the table of labels; --json has all
 MAX_LINES_SHOWN = 5  # line numbers in a row of the table; --json has all
@@ -198,8 +198,8 @@ def _check_labelled(
 ) -> None:
     """Check labelled files and print their labels and findings."""
     from dragoman.data.compressed_files import open_input_file
+    from dragoman.data.labeled_data_checks import READERS, check_labels
     from dragoman.data.labeled_records import read_records, read_rows
-    from dragoman.data.record_checks import READERS, check_labels
     from dragoman.training.progress import open_progress
 
     if task not in READERS:

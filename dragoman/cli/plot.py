@@ -436,8 +436,8 @@ def _draw_positions(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw BLEU by source length of all models."""
+    from dragoman.evaluate.bleu_by_length import score_by_length
     from dragoman.evaluate.metrics import build_metrics
-    from dragoman.explain.corpus_statistics import score_by_length
     from dragoman.explain.figures_statistics import save_length_scores
 
     scored = []

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.decoding.constraints import (
+from dragoman.decoding.constraint_definitions import (
     Constraint,
     EqualLength,
     Mirror,

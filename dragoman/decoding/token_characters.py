@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dragoman.decoding.constraints import (
+from dragoman.decoding.constraint_definitions import (
     is_mark,
 )
 from dragoman.decoding.regular_expression import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from dragoman.doctor import bundle_checks, engine_checks, model_checks
+from dragoman.doctor import engine_checks, model_checks, weight_and_tokenizer_checks
 from dragoman.doctor.check_result import CheckResult, Measurement, run_named_checks
 from dragoman.doctor.model_under_test import ModelUnderTest
 
@@ -14,10 +14,10 @@ Check = Callable[[ModelUnderTest], Measurement]
 
 CHECKS: dict[str, Check] = {
     # First: it loads the model and reports why that fails.
-    "vocabulary sizes": bundle_checks.check_vocabulary_sizes,
-    "finite weights": bundle_checks.check_finite_weights,
-    "tokenizer round trip": bundle_checks.check_tokenizer_round_trip,
-    "golden vectors": bundle_checks.check_golden_vectors,
+    "vocabulary sizes": weight_and_tokenizer_checks.check_vocabulary_sizes,
+    "finite weights": weight_and_tokenizer_checks.check_finite_weights,
+    "tokenizer round trip": weight_and_tokenizer_checks.check_tokenizer_round_trip,
+    "golden vectors": weight_and_tokenizer_checks.check_golden_vectors,
     "batching": model_checks.check_batching,
     "KV cache": model_checks.check_kv_cache,
     "beam 1 = greedy": model_checks.check_beam_size_one,

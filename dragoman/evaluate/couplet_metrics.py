@@ -9,7 +9,13 @@ from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 
-from dragoman.decoding.constraints import Constraint, EqualLength, Mirror, NoCopy, Punctuation
+from dragoman.decoding.constraint_definitions import (
+    Constraint,
+    EqualLength,
+    Mirror,
+    NoCopy,
+    Punctuation,
+)
 from dragoman.evaluate.metrics import MetricScore, check_aligned
 
 COUPLET_CONSTRAINTS: tuple[Constraint, ...] = (EqualLength(), Mirror(), NoCopy(), Punctuation())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
 from dragoman.config import Config
+from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face
 from dragoman.exchange.transformer_spec import (
     TransformerSpec,
     embedding_table,
@@ -26,7 +27,6 @@ from dragoman.exchange.transformer_spec import (
     read_transformer_spec,
 )
 from dragoman.exchange.transformers_runner import quiet_transformers
-from dragoman.exchange.weight_names import reorder_sinusoids, to_hugging_face
 from dragoman.layers.feed_forward import GELU, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -33,9 +33,9 @@ from dragoman.exchange.huggingface_reader import (
     read_sentencepiece,
     read_vocabulary,
 )
+from dragoman.exchange.huggingface_weight_names import from_hugging_face
 from dragoman.exchange.parity import Parity, compare_texts
 from dragoman.exchange.transformers_runner import TransformersRunner
-from dragoman.exchange.weight_names import from_hugging_face
 from dragoman.runtime.optional_packages import is_installed
 from dragoman.storage.atomic import staged_directory
 from dragoman.storage.disk_checks import os_errors_converted

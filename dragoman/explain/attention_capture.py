@@ -28,7 +28,7 @@ from dragoman.attention.recorder import (
 )
 from dragoman.decoding.source_batch import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionSite, AttentionWeights, is_cross_attention
-from dragoman.layers.gated_convolution import ConvS2SAttention
+from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_language_model import PrefixLM
 from dragoman.models.stack import Stack

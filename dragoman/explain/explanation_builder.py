@@ -60,7 +60,7 @@ from dragoman.explain.head_analysis import summarize_heads
 from dragoman.explain.position_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import token_texts, tokenize_text
-from dragoman.layers.gated_convolution import ConvS2SAttention
+from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_language_model import PrefixLM
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

@@ -9,13 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.evaluate.bleu_by_length import LengthScores
 from dragoman.evaluate.classification import expected_calibration_error
-from dragoman.explain.corpus_statistics import (
-    LengthScores,
-    TokenStatistics,
-    reliability_bins,
-    smoothed_target,
-)
+from dragoman.explain.corpus_statistics import TokenStatistics, reliability_bins, smoothed_target
 from dragoman.explain.explanation import Explanation
 from dragoman.explain.figure_style import (
     FAINT,

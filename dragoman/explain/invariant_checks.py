@@ -27,7 +27,7 @@ from dragoman.explain.attention_capture import LocatedSite, locate_sites
 from dragoman.explain.explanation import Explanation, TokenizedText
 from dragoman.explain.json_format import decode_tensor, pool_matrix
 from dragoman.explain.schema_validation import find_problems
-from dragoman.layers.gated_convolution import ConvS2SAttention
+from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS
 

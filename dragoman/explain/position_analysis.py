@@ -44,7 +44,7 @@ from dragoman.explain.figure_style import (
     save_figure,
 )
 from dragoman.explain.teacher_forcing import TeacherForcedPair
-from dragoman.layers.gated_convolution import GatedConvolution
+from dragoman.layers.convs2s import GatedConvolution
 from dragoman.layers.rnn import RNN, SlicedRNN
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack

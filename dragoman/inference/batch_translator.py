@@ -20,7 +20,7 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraints import Constraint
+from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy, TokenConstraints

@@ -11,7 +11,7 @@ from typing import Any
 from dragoman.config import DecodeConfig, list_settings
 from dragoman.config.inference_choices import utility_problem
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.constraints import Constraint
+from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling

@@ -39,7 +39,7 @@ BLOCKS = Registry(
         options="dragoman.models.block_options:BidirectionalRNNOptions",
     ),
     tcn=Entry(
-        "dragoman.models.tcn:TCNLayer",
+        "dragoman.models.tcn_blocks:TCNLayer",
         "Two causal dilated convolutions with a residual connection (TCN).",
         options="dragoman.models.block_options:TCNOptions",
         exempt={"weights": "it has no attention weights"},
@@ -72,7 +72,7 @@ BLOCKS = Registry(
         options="dragoman.models.block_options:SlicedRNNOptions",
     ),
     reformer=Entry(
-        "dragoman.models.reformer:Reformer",
+        "dragoman.models.reformer_blocks:Reformer",
         "Reversible Transformer layers with LSH attention (or attention=full).",
         options="dragoman.models.block_options:ReformerOptions",
     ),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.layers.gated_convolution import (
+from dragoman.layers.convs2s import (
     ConvS2SAttention,
     ConvS2SLinear,
     GatedConvolution,

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from dragoman.attention.absolute_positions import Positions
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
+from dragoman.layers.convs2s import ConvS2SLinear, WeightNormWeight
 from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
-from dragoman.layers.gated_convolution import ConvS2SLinear, WeightNormWeight
 from dragoman.models.block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_parser import parse_blocks

@@ -1,6 +1,7 @@
 """Output projection and cross-entropy loss in one operation, without storing all logits.
 
-One loop over chunks serves the plain loss and the losses of two passes over the same targets.
+One loop over chunks serves the plain loss and the losses of two passes over the same targets,
+R-Drop and SimCut.
 """
 
 from __future__ import annotations

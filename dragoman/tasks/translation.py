@@ -1,4 +1,7 @@
-"""The translation task: label-smoothed cross-entropy loss, and validation by loss and BLEU."""
+"""The translation task: label-smoothed cross-entropy loss, and validation by loss and BLEU.
+
+R-Drop and SimCut are `ConsistencyWeights` in `ops/fused_linear_cross_entropy.py`.
+"""
 
 from __future__ import annotations
 

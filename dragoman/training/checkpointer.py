@@ -82,7 +82,7 @@ class Checkpointer:
         }
 
     def load_latest(self) -> dict[str, Any] | None:
-        """Load the newest checkpoint and return its state.
+        """Load the checkpoint that `RunDirectory.latest` finds and return its state.
 
         Without one, start a new run and return None.
         """

@@ -16,7 +16,7 @@ from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_trace import BeamObserver
-from dragoman.decoding.constraints import EqualLength, Mirror, NoCopy, Punctuation, Regex
+from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.search_strategy import search

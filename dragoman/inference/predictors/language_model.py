@@ -21,7 +21,7 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraints import Constraint
+from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_strategy import ConstrainedRows, to_host
 from dragoman.decoding.token_characters import TokenCharacters

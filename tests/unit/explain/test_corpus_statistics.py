@@ -13,6 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
+from dragoman.evaluate.bleu_by_length import score_by_length
 from dragoman.evaluate.classification import expected_calibration_error
 from dragoman.explain import corpus_statistics
 from dragoman.explain.corpus_statistics import (
@@ -21,7 +22,6 @@ from dragoman.explain.corpus_statistics import (
     measure_predictions,
     measure_text,
     reliability_bins,
-    score_by_length,
     smoothed_target,
 )
 from dragoman.explain.figures_statistics import Calibration

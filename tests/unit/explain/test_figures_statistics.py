@@ -7,12 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from dragoman.explain.corpus_statistics import (
-    LengthBucket,
-    LengthScores,
-    TokenStatistics,
-    smoothed_target,
-)
+from dragoman.evaluate.bleu_by_length import LengthBucket, LengthScores
+from dragoman.explain.corpus_statistics import TokenStatistics, smoothed_target
 from dragoman.explain.figures_statistics import (
     Calibration,
     measure_entropies,

@@ -11,7 +11,7 @@ import torch
 
 from dragoman.config import Config, read_config
 from dragoman.decoding.constraint_automaton import ConstraintError
-from dragoman.decoding.constraints import (
+from dragoman.decoding.constraint_definitions import (
     Constraint,
     EqualLength,
     Forbid,

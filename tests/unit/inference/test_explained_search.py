@@ -17,7 +17,7 @@ from beam_kit import check_trace
 from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.decoding.constraint_automaton import ConstraintError
-from dragoman.decoding.constraints import Regex
+from dragoman.decoding.constraint_definitions import Regex
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat import repeated_tokens

@@ -10,7 +10,7 @@ import torch
 from language_kit import config_of, lines_of, task_of
 
 from dragoman.decoding.constraint_automaton import ConstraintError
-from dragoman.decoding.constraints import EqualLength, Forbid, Mirror, Regex, Require
+from dragoman.decoding.constraint_definitions import EqualLength, Forbid, Mirror, Regex, Require
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_strategy import search
 from dragoman.errors import ConfigError, DataError

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dragoman.attention import edit, heads_off, record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
-from dragoman.layers.gated_convolution import ConvS2SAttention, WeightNormWeight
+from dragoman.layers.convs2s import ConvS2SAttention, WeightNormWeight
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model, summarize_model
 from dragoman.text.special_tokens import BOS

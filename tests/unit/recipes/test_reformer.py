@@ -8,7 +8,7 @@ import torch
 from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, summarize_model
-from dragoman.models.reformer import Reformer, ReversibleLSHLayer
+from dragoman.models.reformer_blocks import Reformer, ReversibleLSHLayer
 from dragoman.recipes.reformer import kitaev2020, kitaev2020_wmt
 from dragoman.registry import catalogue
 

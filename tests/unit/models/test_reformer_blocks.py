@@ -16,11 +16,11 @@ from dragoman.errors import ConfigError
 from dragoman.layers import reversible
 from dragoman.layers.feed_forward import ChunkedFeedForward, FeedForward
 from dragoman.layers.reversible import run_sublayers
-from dragoman.models import reformer
+from dragoman.models import reformer_blocks
 from dragoman.models.block import BuildContext
 from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.factory import build_model
-from dragoman.models.reformer import Reformer
+from dragoman.models.reformer_blocks import Reformer
 
 KINDS = ["lsh", "full"]
 SMALL = {"rounds": 2, "buckets": 4, "window": 2}  # so small that a dozen tokens are sorted
@@ -64,7 +64,7 @@ def run_unreversed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def switch() -> None:
         monkeypatch.setattr(
-            reformer,
+            reformer_blocks,
             "run_sublayers_reversible",
             lambda changes, x, memory, *, random: run_sublayers(changes, x, memory),
         )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from dragoman.config import ModelConfig
-from dragoman.layers.gated_convolution import (
+from dragoman.layers.convs2s import (
     ConvS2SLinear,
     GatedConvolution,
     PlainWeight,

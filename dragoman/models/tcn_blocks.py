@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman import ops
-from dragoman.layers.gated_convolution import GatedConvolution, WeightNormWeight
+from dragoman.layers.convs2s import GatedConvolution, WeightNormWeight
 from dragoman.models.block import Block, BuildContext, ExtendOutput
 from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_options import TCNOptions

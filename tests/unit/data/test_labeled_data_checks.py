@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dragoman.data.labeled_data_checks import check_labels
 from dragoman.data.labeled_records import read_records, read_rows
-from dragoman.data.record_checks import check_labels
 from dragoman.errors import DataError
 
 LINES = [

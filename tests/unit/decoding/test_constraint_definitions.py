@@ -23,7 +23,7 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraints import (
+from dragoman.decoding.constraint_definitions import (
     Constraint,
     EqualLength,
     Forbid,
