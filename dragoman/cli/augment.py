@@ -147,8 +147,8 @@ def augment(
             [f"--input must be a regular file, to continue from; found {input_}; write it to one"]
         )
     check_inputs([input_])
-    check_output_file("--output-src", output_src, inputs=[input_])
-    check_output_file("--output-tgt", output_tgt, inputs=[input_], others=[output_src])
+    check_output_file("--output-src", output_src, inputs=[input_, model])
+    check_output_file("--output-tgt", output_tgt, inputs=[input_, model], others=[output_src])
     run = AugmentationRun(
         output_src,
         output_tgt,

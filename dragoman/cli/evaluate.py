@@ -115,7 +115,7 @@ def evaluate(
 
     check_tokenizer(tokenize)  # raise now, not after an hour of translating
     if hyp:
-        check_output_file("--hyp", hyp, inputs=[src, ref])
+        check_output_file("--hyp", hyp, inputs=[src, ref, model])
     sources, references = read_sentences(src), read_sentences(ref)
     check_aligned(sources, references)
 
@@ -201,7 +201,7 @@ def _evaluate_task(
             raise ConfigError(
                 [f"--hyp writes the predictions of --test; found {found_instead}; leave it out"]
             )
-        check_output_file("--hyp", hyp, inputs=files)
+        check_output_file("--hyp", hyp, inputs=[*files, model])
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
     from dragoman.inference.task_evaluation import evaluate_task

@@ -165,7 +165,7 @@ def explain(
     inputs = check_inputs([] if input_ is None else [input_])
     figures = {"--png": png, "--svg": svg, "--pdf": pdf}
     files = {option: path for option, path in figures.items() if path is not None}
-    _check_files(files, html, inputs)
+    _check_files(files, html, inputs, model)
     options: dict[str, Any] = {
         "beam": beam,
         "length_penalty": length_penalty,
@@ -276,17 +276,19 @@ def add_interventions(
     return explanation
 
 
-def _check_files(files: dict[str, Path], html: Path | None, inputs: list[Path]) -> None:
+def _check_files(
+    files: dict[str, Path], html: Path | None, inputs: list[Path], model: Path
+) -> None:
     """Raise an error unless every file can be written."""
     read = [Path("/dev/stdin") if str(each) == "-" else each for each in inputs]
     if html is not None:
-        check_output_file("--html", html, inputs=read)
+        check_output_file("--html", html, inputs=[*read, model])
     if not files:
         return
     from dragoman.explain.figure_style import check_figure_file
 
     for option, path in files.items():
-        check_figure_file(option, path, kind=option.lstrip("-"), inputs=read)
+        check_figure_file(option, path, kind=option.lstrip("-"), inputs=[*read, model])
 
 
 def check_task(model: Path, given: dict[str, Any]) -> None:

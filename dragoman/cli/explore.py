@@ -118,7 +118,7 @@ def explore(
     if html is not None:
         from dragoman.storage.output_files import check_output_file
 
-        check_output_file("--html", html, inputs=[] if json is None else [json])
+        check_output_file("--html", html, inputs=[each for each in (json, model) if each])
         explanation = (
             read_explanation(json)
             if json is not None

@@ -125,7 +125,7 @@ def plot(
     color blindness. What a model does not have is stated; with --what all it is left out.
     """
     chosen = _parse_what(what or ["all"])
-    files = _plan_files(chosen, out, format_)
+    files = _plan_files(chosen, out, format_, models)
     labels = _make_labels(models, label or [])
     if (test is None) != (ref is None) and _is_translator(models[0]):
         raise ConfigError(
@@ -173,7 +173,9 @@ def _parse_what(names: Sequence[str]) -> list[str]:
     return list(FIGURES) if "all" in names else list(dict.fromkeys(names))
 
 
-def _plan_files(chosen: Sequence[str], out: Path, format_: str | None) -> dict[str, Path]:
+def _plan_files(
+    chosen: Sequence[str], out: Path, format_: str | None, models: Sequence[Path]
+) -> dict[str, Path]:
     """Return the file of each figure; raise ConfigError for one that cannot be written."""
     from dragoman.storage.output_files import check_output_file
 
@@ -190,9 +192,8 @@ def _plan_files(chosen: Sequence[str], out: Path, format_: str | None) -> dict[s
                 [f"--out must be a directory or end in .png, .svg or .pdf; found the file {out}"]
             )
         files = {name: out / f"{name}.{format_ or 'png'}" for name in chosen}
-        for path in files.values():
-            if out.is_dir():
-                check_output_file("--out", path)
+        for path in files.values() if out.is_dir() else [out]:
+            check_output_file("--out", path, inputs=models)
         return files
     if suffix not in FORMATS:
         raise ConfigError([f"--out must end in .png, .svg or .pdf; found {out}; rename it"])
@@ -207,7 +208,7 @@ def _plan_files(chosen: Sequence[str], out: Path, format_: str | None) -> dict[s
                 f"{len(chosen)}; name a directory, or one figure with --what"
             ]
         )
-    check_output_file("--out", out)
+    check_output_file("--out", out, inputs=models)
     return {chosen[0]: out}
 
 

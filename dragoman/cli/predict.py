@@ -99,7 +99,7 @@ def predict(
     target = None if output is None or str(output) == "-" else output
     for option, path in (("--output", target), ("--html", html)):
         if path is not None:
-            check_output_file(option, path, inputs=read)
+            check_output_file(option, path, inputs=[*read, model])
 
     from dragoman.inference.predictors.catalogue import load  # imports torch
 

@@ -211,7 +211,8 @@ def translate(
             target,
             inputs=[
                 Path("/dev/stdin") if str(each) == "-" else each for each in inputs or [Path("-")]
-            ],
+            ]
+            + model,
         )
     options: dict[str, Any] = {
         "beam": beam,

@@ -21,7 +21,10 @@ from dragoman.storage.disk_checks import os_errors_converted
 def check_output_file(
     option: str, path: Path, *, inputs: Iterable[Path] = (), others: Iterable[Path] = ()
 ) -> None:
-    """Raise an error if an output file cannot be written, or is an input or another output."""
+    """Raise an error if an output file cannot be written, or is an input or another output.
+
+    An input may be a model directory, which must not have the output inside.
+    """
     real = Path(os.path.realpath(path))
     if path.is_dir():
         raise ConfigError(
@@ -39,6 +42,13 @@ def check_output_file(
     if real.is_file():
         _check_writable(option, real)
     for each in inputs:
+        if Path(each).is_dir() and Path(os.path.realpath(each)) in real.parents:
+            raise ConfigError(
+                [
+                    f"{option} must be outside the model directory that the command reads; found "
+                    f"{path} in {each}; write to another directory"
+                ]
+            )
         if _is_same_file(real, Path(each)):
             raise ConfigError(
                 [

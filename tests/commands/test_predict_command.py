@@ -283,3 +283,39 @@ def test_compare_names_the_command_of_another_task(tmp_path, capsys):
         f"`dragoman compare` needs a translation model; found {model}, a model of the task classify"
         in error(capsys)
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments"),
+    [
+        ("classify", ["predict", "-m", "MODEL", "text", "--output", "MODEL/config.json"]),
+        ("classify", ["predict", "-m", "MODEL", "text", "--html", "MODEL/page.html"]),
+        ("classify", ["explain", "-m", "MODEL", "text", "--html", "MODEL/config.json"]),
+        ("classify", ["explain", "-m", "MODEL", "text", "--png", "MODEL/a.png"]),
+        ("classify", ["explore", "MODEL", "text", "--html", "MODEL/config.json"]),
+        ("classify", ["evaluate", "MODEL", "--test", "FILE", "--hyp", "MODEL/config.json"]),
+        (
+            "translate",
+            ["evaluate", "MODEL", "--src", "FILE", "--ref", "FILE", "--hyp", "MODEL/config.json"],
+        ),
+        ("translate", ["translate", "-m", "MODEL", "text", "--output", "MODEL/config.json"]),
+        (
+            "translate",
+            ["augment", "-m", "MODEL", "-i", "FILE", "--method", "distillation"]
+            + ["--output-src", "MODEL/config.json", "--output-tgt", "new", "--overwrite"],
+        ),
+        ("classify", ["plot", "MODEL", "--out", "MODEL/plots"]),
+        ("classify", ["plot", "MODEL", "--out", "MODEL"]),
+        ("classify", ["plot", "MODEL", "--what", "curves", "--out", "MODEL/curves.png"]),
+    ],
+)
+def test_an_output_inside_the_model_is_an_error(tmp_path, capsys, task, arguments):
+    model = write_model(tmp_path / "model", task)
+    (tmp_path / "file.txt").write_text("a\n")
+    before = {path: path.read_bytes() for path in model.iterdir()}
+    places = {"MODEL": str(model), "FILE": str(tmp_path / "file.txt")}
+    for name, place in places.items():
+        arguments = [each.replace(name, place) for each in arguments]
+    assert main(arguments) == 2
+    assert "must be outside the model directory that the command reads; found" in error(capsys)
+    assert {path: path.read_bytes() for path in model.iterdir()} == before

@@ -169,3 +169,18 @@ def test_bytes_are_written_through_links_with_the_old_mode(tmp_path: Path) -> No
     assert file.read_bytes() == b"new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["model/config.json", "model/new/out", "link/out"])
+def test_an_output_is_never_inside_a_model_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model/new").mkdir(parents=True)
+    Path("model/config.json").write_text("{}")
+    Path("link").symlink_to("model")
+    with pytest.raises(
+        ConfigError, match=f"--output must be outside the model directory .* found {name} in model"
+    ):
+        check_output_file("--output", Path(name), inputs=[Path("model")])
+    check_output_file("--output", Path("model-2"), inputs=[Path("model")])
