@@ -77,7 +77,7 @@ def check(
             help="Validation or test files of --task, to find their texts in FILE.",
         ),
     ] = None,
-    text_field: TextFieldOption = "",
+    text_field: TextFieldOption = None,
     label_field: Annotated[
         str, typer.Option("--label-field", help="Column with the label.", show_default=False)
     ] = "",
@@ -106,11 +106,12 @@ def check(
     """
     if task != "translate" or files:
         options = {"--src": src, "--tgt": tgt, "--pairs": pairs}
+        texts = _name_text_fields(task, text_field or [])
         _check_labelled(
             task,
             files or [],
             valid or [],
-            fields={"text_field": text_field, "label_field": label_field},
+            fields={**texts, "label_field": label_field},
             parallel=[name for name, value in options.items() if value],
             strict=strict,
             json=json,
@@ -184,6 +185,19 @@ def check(
         print_result(f"\n{format_count(seen, 'pair')}: {verdict}")
     if strict and bad:
         raise typer.Exit(FINDINGS_EXIT_CODE)
+
+
+def _name_text_fields(task: str, fields: list[str]) -> dict[str, str]:
+    """Return the columns that --text-field names, two for sentence pairs."""
+    names = ("text_field", "second_field") if task == "pairs" else ("text_field",)
+    if len(fields) > len(names):
+        raise ConfigError(
+            [
+                f"--text-field is given at most {'twice' if len(names) > 1 else 'once'} for "
+                f"--task {task:.40}; found {' and '.join(fields):.80}; leave out the rest"
+            ]
+        )
+    return dict(zip(names, fields, strict=False))
 
 
 def _check_labelled(

@@ -64,7 +64,7 @@ def explain(
             "- is standard input.",
         ),
     ] = None,
-    text_field: TextFieldOption = "",
+    text_field: TextFieldOption = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -193,7 +193,7 @@ def explain(
     from dragoman.inference.predictors.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
-    examples = _read_examples(predictor, text, inputs, text_field)
+    examples = _read_examples(predictor, text, inputs, text_field or [])
     writes = bool(files) or html is not None
     found: Explanation | None = None
     for example in examples:
@@ -313,7 +313,7 @@ def check_task(model: Path, given: dict[str, Any]) -> None:
 
 
 def _read_examples(
-    predictor: Any, text: str | None, inputs: list[Path], text_field: str
+    predictor: Any, text: str | None, inputs: list[Path], text_fields: list[str]
 ) -> Iterator[Any]:
     """Return an iterator over the inputs, as the predictor takes them."""
     if hasattr(predictor, "read_record"):
@@ -323,7 +323,7 @@ def _read_examples(
             return iter(predictor.read_arguments([text]))
         if not inputs and sys.stdin.isatty():
             print_note("type or paste a text and press Enter")
-        return iter(InputRecords(inputs, predictor, text_field, is_interactive=not inputs))
+        return iter(InputRecords(inputs, predictor, text_fields, is_interactive=not inputs))
     if text is not None:
         return iter([text])
     if inputs and inputs != [Path("-")]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -15,11 +16,13 @@ from dragoman.cli.constraint_options import (
     RequireOption,
     parse_constraint_options,
 )
+from dragoman.cli.input_lines import decode_lines, drop_partial_char
 from dragoman.cli.options import SAMPLING_PANEL, DeviceOption, JsonOption, LanguageModelOption
 from dragoman.cli.printing import print_json, print_text
 from dragoman.errors import ConfigError
 
 MAX_TOKENS = 1_000_000
+_MAX_PROMPT_BYTES = 8 << 20  # more than a language model accepts, which reports it
 SEPARATOR = "\n\n"  # between several continuations
 _CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
@@ -86,7 +89,7 @@ def generate(
         raise ConfigError([f"--top-p must be more than 0 and at most 1; found {top_p}; try 0.95"])
 
     constraints = parse_constraint_options(constraint, require, forbid, regex)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_prompt(sys.stdin.buffer) if prompt == "-" else prompt
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
     from dragoman.inference.predictors.language_model import LanguageModel
@@ -108,6 +111,18 @@ def generate(
         print_text(SEPARATOR.join(_printable(text + each.text) for each in found))
     else:
         _print_stream(text, language_model.generate(text, **options))
+
+
+def _read_prompt(stream: BinaryIO) -> str:
+    """Return a stream as one text; raise DataError for what is not UTF-8 text.
+
+    Of a text that is too long only the beginning is read: the language model raises an error.
+    """
+    data = stream.read(_MAX_PROMPT_BYTES)
+    if len(data) == _MAX_PROMPT_BYTES:
+        data = drop_partial_char(data)
+    lines = "\n".join(decode_lines(io.BytesIO(data)))
+    return f"{lines}\n" if data.endswith(b"\n") else lines
 
 
 def _print_stream(prompt: str, chunks: Iterable[str]) -> None:

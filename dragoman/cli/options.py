@@ -372,10 +372,12 @@ TgtFieldOption = Annotated[
     str, typer.Option("--tgt-field", help="Target column of --pairs.", show_default=False)
 ]
 TextFieldOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--text-field",
-        help="Column with the text: a name, or a number from 1; by default its usual names.",
+        metavar="NAME",
+        help="Column with the text: a name, or a number from 1; by default its usual names. Given "
+        "twice for the two sentences of a pair.",
         show_default=False,
     ),
 ]

@@ -59,7 +59,7 @@ def predict(
             help="File to write instead of standard output, atomically at the end.",
         ),
     ] = None,
-    text_field: TextFieldOption = "",
+    text_field: TextFieldOption = None,
     top: Annotated[
         int, typer.Option(min=1, max=1000, help="Labels per text, most probable first.")
     ] = 1,
@@ -110,7 +110,7 @@ def predict(
     given = (
         predictor.read_arguments(texts)
         if texts
-        else InputRecords(inputs, predictor, text_field, is_interactive=is_interactive)
+        else InputRecords(inputs, predictor, text_field or [], is_interactive=is_interactive)
     )
     with contextlib.ExitStack() as stack:
         write = (
@@ -145,11 +145,21 @@ class InputRecords:
         self,
         paths: Sequence[Path],
         predictor: Predictor[Any, Any, Any],
-        text_field: str,
+        text_fields: Sequence[str],
         *,
         is_interactive: bool = False,
     ) -> None:
-        self._paths, self._predictor, self._text_field = paths, predictor, text_field
+        if len(text_fields) > len(predictor.record_fields):
+            most = "once" if len(predictor.record_fields) == 1 else "twice"
+            raise ConfigError(
+                [
+                    f"--text-field is given at most {most} for a model of the task "
+                    f"{predictor.task_name}; found {' and '.join(text_fields):.80}; leave "
+                    "out the rest"
+                ]
+            )
+        self._paths, self._predictor = paths, predictor
+        self._fields = dict(zip(predictor.record_fields, text_fields, strict=False))
         self._is_interactive = is_interactive
         self._ready: Callable[[], bool] = lambda: False
 
@@ -162,7 +172,7 @@ class InputRecords:
         for path in self._paths or [Path("-")]:
             for record in self._records(path):
                 check_length(record)
-                yield self._predictor.read_record(record, text_field=self._text_field)
+                yield self._predictor.read_record(record, **self._fields)
 
     def _records(self, path: Path) -> Iterator[Record]:
         """Yield the records of one file; pipes and standard input have lines of text."""

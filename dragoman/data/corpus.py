@@ -88,7 +88,7 @@ class Corpus(abc.ABC):
             if isinstance(record, SentencePair):
                 yield record
             elif self.on_bad_line == "stop" and record.line.kind != "overlong":
-                raise record.line.error()
+                raise record.line.error(training=True)
 
     def src_texts(self) -> Iterator[str]:
         """Yield the source side of the good pairs."""
@@ -262,8 +262,6 @@ class TabularCorpus(Corpus):
             if not isinstance(src, str) or not isinstance(tgt, str):
                 found = f"{columns.src}={src!r:.40} and {columns.tgt}={tgt!r:.40}"
                 return self._bad(row, f"must have text in {columns.src} and {columns.tgt}", found)
-            if not _is_valid_text(src + tgt):
-                return self._bad(row, "must hold valid text", "half of a surrogate pair or a NUL")
         else:
             if len(values) != columns.width:
                 return self._bad(row, f"must have {columns.width} columns", str(len(values)))
@@ -271,7 +269,7 @@ class TabularCorpus(Corpus):
         return SentencePair(row.number, _LINE_BREAKS.sub(" ", src), _LINE_BREAKS.sub(" ", tgt))
 
     def _bad(self, row: TableRow, must: str, found: str) -> BadPair:
-        fix = "repair the row, or when training use --set data.on_bad_line=skip"
+        fix = "repair the row"
         return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 
@@ -395,10 +393,6 @@ class ConcatCorpus(Corpus):
         """Return the fraction of all files read so far."""
         sizes = [path.stat().st_size for path in self.files]
         return sum(stream.position for stream in self.streams) / max(1, sum(sizes))
-
-
-def _is_valid_text(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def build_corpus(config: DataConfig, part: str) -> Corpus:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.labeled_records import (
-    FIRST_NAMES,
-    SECOND_NAMES,
     TAG_NAMES,
     TOKEN_NAMES,
     Record,
     find_field,
     find_label_field,
+    find_pair_fields,
     find_text_field,
 )
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
 
+TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data check
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
 
 
@@ -39,6 +39,7 @@ class FieldNames(NamedTuple):
 
     text: str = ""
     label: str = ""
+    second: str = ""  # of a sentence pair
 
 
 class RecordExample(NamedTuple):
@@ -51,24 +52,34 @@ class RecordExample(NamedTuple):
 
 def _read_text(record: Record, names: FieldNames) -> RecordExample:
     """Return a text with its labels, of which the order does not matter."""
-    labels = tuple(record.texts(find_label_field(record, names.label)))
-    return RecordExample(
-        record.text(find_text_field(record, names.text)), labels, frozenset(labels)
-    )
+    text = find_text_field(record, names.text, setting=TEXT_OPTION)
+    labels = _read_labels(record, names, (text,))
+    return RecordExample(record.text(text), labels, frozenset(labels))
+
+
+def _read_labels(record: Record, names: FieldNames, used: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels of a record, in a field other than the `used` ones."""
+    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=used)
+    return tuple(record.texts(field))
 
 
 def _read_pair(record: Record, names: FieldNames) -> RecordExample:
     """Return two sentences as one text, with their label."""
-    first = find_field(record, names.text, FIRST_NAMES, setting="pairs.first_field")
-    second = find_field(record, "", SECOND_NAMES, setting="pairs.second_field")
-    labels = tuple(record.texts(find_label_field(record, names.label)))
+    first, second = find_pair_fields(
+        record, names.text, names.second, settings=(TEXT_OPTION, TEXT_OPTION)
+    )
+    labels = _read_labels(record, names, (first, second))
     return RecordExample(f"{record.text(first)}\t{record.text(second)}", labels, labels)
 
 
 def _read_tags(record: Record, names: FieldNames) -> RecordExample:
     """Return the tokens of a sentence as one text, with a tag for each."""
-    tokens = record.texts(find_field(record, names.text, TOKEN_NAMES, setting="tag.token_field"))
-    tags = record.texts(find_field(record, names.label, TAG_NAMES, setting="tag.tag_field"))
+    used = [name for name in TAG_NAMES if name not in TOKEN_NAMES]
+    field = find_field(record, names.text, TOKEN_NAMES, setting=TEXT_OPTION, used=used)
+    tokens = record.texts(field)
+    tags = record.texts(
+        find_field(record, names.label, TAG_NAMES, setting=LABEL_OPTION, used=(field,))
+    )
     if len(tokens) != len(tags):
         raise record.error(
             "must have a tag for each token",
@@ -80,16 +91,20 @@ def _read_tags(record: Record, names: FieldNames) -> RecordExample:
 
 def _read_language(record: Record, names: FieldNames) -> RecordExample:
     """Return a text without labels."""
-    return RecordExample(record.text(find_text_field(record, names.text)), (), ())
+    return RecordExample(
+        record.text(find_text_field(record, names.text, setting=TEXT_OPTION)), (), ()
+    )
 
 
 def _read_set(record: Record, names: FieldNames) -> RecordExample:
     """Return the elements of a set as one text, in order, with the target of the set."""
-    elements = record.value(find_field(record, names.text, ("set",), setting="sets.set_field"))
+    targets = ("target", "label")
+    field = find_field(record, names.text, ("set",), setting=TEXT_OPTION, used=targets)
+    elements = record.value(field)
     if not isinstance(elements, list):
         raise record.error("must have a list in the field of the set", elements, "write [1, 2]")
-    target = find_field(record, names.label, ("target", "label"), setting="sets.target_field")
-    return RecordExample(" ".join(sorted(map(repr, elements))), (), record.text(target))
+    target = find_field(record, names.label, targets, setting=LABEL_OPTION, used=(field,))
+    return RecordExample(" ".join(sorted(map(repr, elements))), (), record.label(target))
 
 
 READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
@@ -141,13 +156,14 @@ def check_labels(
     task: str = "classify",
     text_field: str = "",
     label_field: str = "",
+    second_field: str = "",
     progress: Callable[[int], None] | None = None,
 ) -> RecordReport:
     """Check the records of a task's labelled file; overlap is checked with `held_out` records.
 
     Two texts are equal if their letters and digits are, whatever their case.
     """
-    names = FieldNames(text_field, label_field)
+    names = FieldNames(text_field, label_field, second_field)
     held_out_keys = {_text_key(each.text) for each in read_examples(held_out, task, names)}
     examples = 0
     words = 0
@@ -248,6 +264,7 @@ def read_examples(
     """
     files = set[Path]()
     first: Path | None = None
+    bad_lines: dict[Path, BadLine] = {}  # the first of each file
 
     def line_of(row: Record | BadLine) -> int | str:
         return row.number if row.file == first else f"{row.file.name}:{row.number}"
@@ -258,10 +275,15 @@ def read_examples(
             if bad is None:
                 raise record.error()
             bad.append(line_of(record))
+            bad_lines.setdefault(record.file, record)
             continue
         try:
             example = READERS[task](record, names)
         except DataError:
+            if record.file in bad_lines and record.file not in files:
+                # A file that cannot be read well, such as one in another encoding: that comes
+                # before its columns.
+                raise bad_lines[record.file].error() from None
             if bad is None or record.file not in files:
                 raise
             bad.append(line_of(record))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +53,20 @@ class Record(NamedTuple):
     def text(self, field: str) -> str:
         """Return a field's text; raise DataError if it is not text."""
         value = self.value(field)
+        if not isinstance(value, str):
+            raise self.error(
+                f"must have text in {field!r}", json.dumps(value), "write it as a JSON string"
+            )
+        return value
+
+    def label(self, field: str) -> str:
+        """Return a field's label or number as text; raise DataError if it is neither."""
+        value = self.value(field)
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise self.error(
-                f"must have text in {field!r}", repr(value), "write it as a JSON string"
+                f"must have a label or a number in {field!r}",
+                json.dumps(value),
+                "write one label or number",
             )
         return str(value)
 
@@ -73,20 +85,18 @@ class Record(NamedTuple):
 
 
 def read_records(
-    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES, skip_bad: bool = False
+    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[Record]:
     """Yield the records of files in order; the reader is chosen by the end of the file's name.
 
     .jsonl and .ndjson: an object per line. .csv and .tsv: columns named by the first row, or by
     their numbers from "1" if `--set data.text_field` names a number. .conll and .conllu: a
-    sentence per record. Others: a line of text per record, field "text". With `skip_bad` lines
-    that cannot be read are left out.
+    sentence per record. Others: a line of text per record, field "text".
     """
     for record in read_rows(files, max_line_bytes=max_line_bytes):
-        if isinstance(record, Record):
-            yield record
-        elif not skip_bad:
+        if isinstance(record, BadLine):
             raise record.error()
+        yield record
 
 
 def read_rows(
@@ -106,47 +116,127 @@ def record_format(path: Path) -> str:
 
 def open_records(data: DataConfig, files: Sequence[Path | str]) -> Callable[[], Iterator[Record]]:
     """Return a function that reads the records of files from the start, with `data`'s limits."""
-    skip_bad = data.on_bad_line == "skip"
-    return lambda: read_records(files, skip_bad=skip_bad)
+
+    def read() -> Iterator[Record]:
+        for record in read_rows(files):
+            if isinstance(record, Record):
+                yield record
+            elif data.on_bad_line != "skip":
+                raise record.error(training=True)
+
+    return read
 
 
 def find_field(
-    record: Record, wanted: str, usual: Sequence[str] = _TEXT_NAMES, *, setting: str
+    record: Record,
+    wanted: str,
+    usual: Sequence[str] = _TEXT_NAMES,
+    *,
+    setting: str,
+    used: Sequence[str] = (),
 ) -> str:
     """Return the field that `wanted` names (a name, or a column's number), or the usual one.
 
-    `setting` is named in the error, such as data.text_field.
+    `setting` is named in the error: a setting such as data.text_field, or an option such as
+    --text-field. Fields that are `used` for something else are not suggested.
     """
     names = [str(name) for name in record.fields]
     if wanted in record.fields:
         return wanted
     if wanted.isdecimal() and 1 <= int(wanted) <= len(names):
         return names[int(wanted) - 1]
+    found = _describe_fields(record)
     if wanted:
         raise DataError(
             f"{record.file} line {record.number} must have the field {wanted!r} of {setting}",
-            found=", ".join(names[:8]) or "no fields",
+            found=found,
             fix=suggest_name(wanted, names) if names else "check the file",
         )
     lower = {name.lower(): name for name in reversed(names)}
     for choice in usual:
         if choice in lower:
             return lower[choice]
+    free = [name for name in names if name not in used and name.lower() not in used]
+    if not free:
+        role = setting.rpartition(".")[2].lstrip("-").replace("_", " ").replace("-", " ")
+        raise DataError(
+            f"{record.file} must have a {role}, such as {usual[0] if usual else 'NAME'!r}",
+            found=f"only {found}" if names else found,
+            fix="add it to every record, or check that this is the right file",
+        )
+    header = f"call it {usual[0]} in the first row; without such a row, "
     raise DataError(
         f"the field of {setting} must be known in {record.file}",
-        found=", ".join(names[:8]) or "no fields",
-        fix=f"name it: --set {setting}={names[0] if names else 'NAME'}",
+        found=found,
+        fix=f"{header if _is_numbered(record) and usual else ''}name it: "
+        f"{_write_setting(setting, free[0])}",
     )
 
 
-def find_text_field(record: Record, wanted: str) -> str:
-    """Return the field with the text, as data.text_field names it or by its usual names."""
-    return find_field(record, wanted, _TEXT_NAMES, setting="data.text_field")
+def _is_numbered(record: Record) -> bool:
+    """Whether the columns of a record have numbers in place of names."""
+    return bool(record.fields) and list(record.fields) == [
+        str(number) for number in range(1, len(record.fields) + 1)
+    ]
 
 
-def find_label_field(record: Record, wanted: str) -> str:
-    """Return the field with the label, as data.label_field names it or by its usual names."""
-    return find_field(record, wanted, _LABEL_NAMES, setting="data.label_field")
+def _describe_fields(record: Record) -> str:
+    """Return the names of a record's fields, or the values of numbered columns."""
+    if not _is_numbered(record):
+        return ", ".join(map(str, [*record.fields][:8])) or "no fields"
+    values = ", ".join(f"{value!s:.30}" for value in [*record.fields.values()][:8])
+    return f"columns without names, with {values} in line {record.number}"
+
+
+def _write_setting(setting: str, value: str) -> str:
+    """Return how a setting or an option is given in a command."""
+    return f"{setting} {value}" if setting.startswith("--") else f"--set {setting}={value}"
+
+
+def find_text_field(record: Record, wanted: str, *, setting: str = "data.text_field") -> str:
+    """Return the field with the text, as `setting` names it or by its usual names."""
+    return find_field(record, wanted, _TEXT_NAMES, setting=setting, used=_LABEL_NAMES)
+
+
+def find_pair_fields(
+    record: Record,
+    first: str,
+    second: str,
+    *,
+    settings: tuple[str, str] = ("pairs.first_field", "pairs.second_field"),
+) -> tuple[str, str]:
+    """Return the fields with the two sentences of a pair, as named or by their usual names."""
+    names = {str(name).lower(): str(name) for name in record.fields}
+    one, other = (
+        find_field(record, wanted, usual, setting=setting) if wanted or names.keys() & usual else ""
+        for wanted, usual, setting in zip(
+            (first, second), (FIRST_NAMES, SECOND_NAMES), settings, strict=True
+        )
+    )
+    if one and other:
+        return one, other
+    free = [name for key, name in names.items() if key not in _LABEL_NAMES]
+    free = [name for name in free if name not in (one, other)]
+    example = [each or (free.pop(0) if free else "") for each in (one, other)]
+    raise DataError(
+        f"the fields of both sentences must be known in {record.file}",
+        found=_describe_fields(record),
+        fix=f"name them: {_write_setting(settings[0], example[0])} "
+        f"{_write_setting(settings[1], example[1])}"
+        if all(example)
+        else "give each record two sentences, such as a and b",
+    )
+
+
+def find_label_field(
+    record: Record,
+    wanted: str,
+    *,
+    setting: str = "data.label_field",
+    used: Sequence[str] = _TEXT_NAMES,
+) -> str:
+    """Return the field with the label, as `setting` names it or by its usual names."""
+    return find_field(record, wanted, _LABEL_NAMES, setting=setting, used=used)
 
 
 def _lines(path: Path, max_line_bytes: int) -> Iterator[str | BadLine]:
@@ -189,7 +279,7 @@ def _read_jsonl(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
 def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record | BadLine]:
     """Yield rows with the columns that the first row names.
 
-    A first row that repeats a name or has a number is data, and its columns are numbered from "1".
+    A first row without a usual name is data, and its columns are numbered from "1".
     """
     names: list[str] = []
     for row in ROW_READERS[record_format(path)](path, lines):
@@ -200,6 +290,7 @@ def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
         if not names:
             if values == [""]:
                 continue
+            _check_header(path, row.number, values)
             is_header = _is_header(values)
             names = (
                 [value.strip() for value in values]
@@ -223,6 +314,18 @@ def _is_header(values: Sequence[str]) -> bool:
     return len(set(names)) == len(names) and all(names) and bool(known & set(names))
 
 
+def _check_header(path: Path, number: int, values: Sequence[str]) -> None:
+    """Raise DataError for a first row with the usual name of a text or a label twice."""
+    names = [value.strip().lower() for value in values]
+    for name in (*_TEXT_NAMES, *_LABEL_NAMES):
+        if names.count(name) > 1:
+            raise DataError(
+                f"{path} line {number} must name each column once",
+                found=f"column {name} {'twice' if names.count(name) == 2 else 'several times'}",
+                fix="rename all but one of them",
+            )
+
+
 def _wrong_width(path: Path, row: TableRow, width: int) -> BadLine:
     return BadLine(
         path,
@@ -230,5 +333,5 @@ def _wrong_width(path: Path, row: TableRow, width: int) -> BadLine:
         "broken",
         f"must have {width} columns, as the first row",
         str(len(row.values)),
-        "repair the row, or when training use --set data.on_bad_line=skip",
+        "repair the row",
     )

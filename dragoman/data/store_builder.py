@@ -171,7 +171,7 @@ def _text_blocks(corpus: Corpus, report: StoreReport) -> Iterator[TextBlock]:
         report.read += 1
         if isinstance(record, BadPair):
             if record.line.kind != "overlong" and corpus.on_bad_line == "stop":
-                raise record.line.error()
+                raise record.line.error(training=True)
             report.record_skipped(
                 "with an overlong line" if record.line.kind == "overlong" else "with a bad line",
                 corpus.describe_line(record.number),

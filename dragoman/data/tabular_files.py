@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,16 +125,11 @@ def read_jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Tabl
             yield TableRow(number, {})
             continue
         try:
-            value = json.loads(line)
+            value = _DECODER.decode(line)
+            if _ESCAPED.search(line):
+                _check_strings(value)
         except (ValueError, RecursionError) as error:
-            yield BadLine(
-                path,
-                number,
-                "broken",
-                "must be a JSON object",
-                str(error),
-                "write one object per line",
-            )
+            yield BadLine(path, number, "broken", *_describe_json_error(line, error))
             continue
         if isinstance(value, dict) and isinstance(value.get("translation"), dict):
             value = value["translation"]
@@ -149,6 +145,55 @@ def read_jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Tabl
                 'write {"src": "...", "tgt": "..."}',
             )
 
+
+class _FieldError(ValueError):
+    """A valid JSON value that is not one record: what must hold, what was found, what to do."""
+
+
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's fields; raise an error for a name that occurs twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in fields if names.count(name) > 1)
+        raise _FieldError("must have each field once", f"{twice!r:.60} twice", "keep one of them")
+    return fields
+
+
+def _check_strings(value: Any) -> None:
+    """Raise an error for a NUL or a lone surrogate, which JSON can write and a text cannot have."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            _check_strings(name)
+            _check_strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            _check_strings(each)
+    elif isinstance(value, str) and (found := _INVALID.search(value)):
+        what = "a NUL" if found.group() == "\0" else "a lone surrogate"
+        raise _FieldError(
+            "must be valid Unicode",
+            f"U+{ord(found.group()):04X}, {what}",
+            "write the whole character, or remove it",
+        )
+
+
+def _describe_json_error(line: str, error: Exception) -> tuple[str, str, str]:
+    """Return what must hold in a line that is not JSON, what was found and what to do."""
+    if isinstance(error, _FieldError):
+        must, found, fix = error.args
+        return must, found, fix
+    if isinstance(error, json.JSONDecodeError):
+        reason = f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.pos + 1}"
+    else:
+        reason = "values nested too deeply" if isinstance(error, RecursionError) else str(error)
+    shown = line if len(line) <= 60 else f"{line[:60]}…"
+    return "must be a JSON object", f"{shown} ({reason})", "write one object a line"
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_fields)
+_ESCAPED = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")  # how a line can have an invalid character
+_INVALID = re.compile("[\0\ud800-\udfff]")
 
 ROW_READERS: dict[str, Callable[[Path, Iterable[str | BadLine]], Iterator[TableRow | BadLine]]] = {
     ".tsv": read_tsv_rows,

@@ -79,10 +79,11 @@ class BadLine(NamedTuple):
     found: str
     fix: str
 
-    def error(self) -> DataError:
-        """Return the error with the file and the line."""
+    def error(self, *, training: bool = False) -> DataError:
+        """Return the error with the file and the line; in training the line may be skipped."""
+        skip = ", or leave it out with --set data.on_bad_line=skip" if training else ""
         return DataError(
-            f"{self.file} line {self.number} {self.must}", found=self.found, fix=self.fix
+            f"{self.file} line {self.number} {self.must}", found=self.found, fix=self.fix + skip
         )
 
 
@@ -186,7 +187,7 @@ def _decode_line(path: Path, number: int, line: bytes, max_line_bytes: int) -> s
             "invalid",
             "must be text",
             found,
-            "is it text? remove the byte, or when training use --set data.on_bad_line=skip",
+            "is it text? remove the byte",
         )
     try:
         return line.decode()
@@ -206,14 +207,14 @@ def _decode_line(path: Path, number: int, line: bytes, max_line_bytes: int) -> s
             "invalid",
             "must be UTF-8",
             found,
-            f"{fix}, or when training use --set data.on_bad_line=skip",
+            fix,
         )
 
 
 def _overlong_line(path: Path, number: int, length: int, limit: int) -> BadLine:
     found = f"{length} bytes"
     fix = (
-        "raise data.max_line_bytes if it is one sentence; if lines end in CR only, convert the "
-        "file: tr '\\r' '\\n'"
+        "put a line break between its sentences; if lines end in CR only, convert the file: "
+        "tr '\\r' '\\n'"
     )
     return BadLine(path, number, "overlong", f"must have at most {limit} bytes", found, fix)

@@ -14,7 +14,7 @@ from dragoman.errors import DataError
 from dragoman.inference.translation import Translation, join_translations
 from dragoman.text.sentence_splitter import SplitText, split_long_text
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizer
+from dragoman.text.tokenizer import Tokenizer, invalid_text_error
 
 MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
 _TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
@@ -205,6 +205,16 @@ def iter_texts(lines: Iterable[Any]) -> Iterator[str]:
                 fix='pass "" for an empty one, and decode bytes as UTF-8',
             )
         yield line
+
+
+def check_unicode(value: Any) -> None:
+    """Raise DataError for a lone surrogate in a text, or in the texts of a list."""
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise invalid_text_error([value])
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            check_unicode(each)
 
 
 def _describe_value(value: Any) -> str:

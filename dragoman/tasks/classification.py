@@ -167,7 +167,7 @@ class ClassificationTask(TrainingTask):
                 yield record.text(targets.text_field(record))
                 labels.append(self._label_target(record, targets))
                 if self.text.auxiliary is not None:
-                    name = record.text(self.config.classify.auxiliary_field)
+                    name = record.label(self.config.classify.auxiliary_field)
                     auxiliary.append(_index(record, self.text.auxiliary, name, "auxiliary label"))
                 if self.text.attributes is not None:
                     attributes.append(self._attribute_target(record))

@@ -255,7 +255,9 @@ class TargetReader:
         """Return the field with the label."""
         key = ("label", record.file)
         if key not in self._fields:
-            self._fields[key] = (find_label_field(record, self._config.data.label_field), "")
+            used = (self.text_field(record),)
+            field = find_label_field(record, self._config.data.label_field, used=used)
+            self._fields[key] = (field, "")
         return self._fields[key][0]
 
     def label_names(self, record: Record) -> list[str]:
@@ -287,7 +289,7 @@ class TargetReader:
             self.counts[name] += 0
         classify = self._config.classify
         if classify.auxiliary_field:
-            self.auxiliary.add(record.text(classify.auxiliary_field))
+            self.auxiliary.add(record.label(classify.auxiliary_field))
         if classify.attribute_field and record.fields.get(classify.attribute_field) is not None:
             self.attributes.update(record.texts(classify.attribute_field))
 

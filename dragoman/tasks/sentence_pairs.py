@@ -18,7 +18,7 @@ from dragoman.config import Config
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.labeled_records import FIRST_NAMES, SECOND_NAMES, Record, find_field
+from dragoman.data.labeled_records import Record, find_field, find_pair_fields
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.models.sentence_pair_classifier import (
     EXACT_MATCH,
@@ -143,7 +143,7 @@ class PairsTask(TrainingTask):
             found = fields(record)
             texts += (_split(config, record.text(field)) for field in (found.first, found.second))
             if found.label is not None:
-                labels.add(record.text(found.label))
+                labels.add(record.label(found.label))
             scores += found.score is not None
         if not texts:
             raise DataError(
@@ -206,7 +206,7 @@ class PairsTask(TrainingTask):
     def _encode_label(self, record: Record, field: str | None) -> int:
         if field is None or self.text.labels is None:
             return IGNORE_INDEX
-        label = record.text(field)
+        label = record.label(field)
         if label not in self.text.labels:
             raise record.error(
                 f"must have a label of the training records in {field!r}",
@@ -219,7 +219,7 @@ class PairsTask(TrainingTask):
         if field is None or not self.text.has_scores:
             return math.nan
         try:
-            score = float(record.text(field))
+            score = float(record.label(field))
         except ValueError:
             score = math.nan
         if self.min_score <= score <= self.max_score:
@@ -521,9 +521,10 @@ def _field_finder(config: Config) -> Any:
         return find_field(record, wanted, usual, setting=setting)
 
     def find(record: Record) -> PairFields:
+        first, second = find_pair_fields(record, pairs.first_field, pairs.second_field)
         return PairFields(
-            find_field(record, pairs.first_field, FIRST_NAMES, setting="pairs.first_field"),
-            find_field(record, pairs.second_field, SECOND_NAMES, setting="pairs.second_field"),
+            first,
+            second,
             optional(record, pairs.label_field, LABEL_NAMES, "pairs.label_field"),
             optional(record, pairs.score_field, SCORE_NAMES, "pairs.score_field"),
         )

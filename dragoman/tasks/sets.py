@@ -479,7 +479,7 @@ def _parse_number(record: Record, field: str) -> float:
 def _parse_label(record: Record, field: str) -> str:
     """Return a target that is a label."""
     value = record.value(field)
-    return str(value).lower() if isinstance(value, bool) else record.text(field)
+    return str(value).lower() if isinstance(value, bool) else record.label(field)
 
 
 def _read_features(data: bytes, labels: Labels | None) -> SetsText:

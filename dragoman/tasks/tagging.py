@@ -348,7 +348,7 @@ class TaggingTask(TrainingTask):
         if tag.segmentation or text_field or found is None:
             trained = self.config.data.text_field
             wanted = text_field or (trained if trained in record.fields else "")
-            text = record.text(find_text_field(record, wanted))
+            text = record.text(find_text_field(record, wanted, setting="--text-field"))
             # Words that are separated already are joined, as in training.
             return "".join(text.split()) if tag.segmentation else text
         fields = TagFields(found, "", tag.input_field, ())
@@ -409,7 +409,7 @@ def _find_tag_fields(config: Config, record: Record) -> TagFields:
     if tag.segmentation:
         return TagFields(find_text_field(record, config.data.text_field), "", "", ())
     tokens = find_field(record, tag.token_field, TOKEN_NAMES, setting="tag.token_field")
-    tags = find_field(record, tag.tag_field, TAG_NAMES, setting="tag.tag_field")
+    tags = find_field(record, tag.tag_field, TAG_NAMES, setting="tag.tag_field", used=(tokens,))
     column = (
         find_field(record, tag.input_field, (), setting="tag.input_field")
         if tag.input_field

@@ -7,6 +7,7 @@ as they are. So every text has ids, and generated ids can be decoded one by one.
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -164,10 +165,8 @@ class SubwordTokenizer:
 
     def decoder(self, prompt: Sequence[int]) -> TextDecoder:
         """Return a decoder of what follows a prompt."""
-        line = list(prompt)
-        while EOS in line:
-            del line[: line.index(EOS) + 1]
-        return _SubwordDecoder(self.tokenizer, line)
+        reversed_line = list(itertools.takewhile(lambda token: token != EOS, reversed(prompt)))
+        return _SubwordDecoder(self.tokenizer, reversed_line[::-1])
 
     def files(self) -> dict[str, bytes]:
         """Return the SentencePiece model."""

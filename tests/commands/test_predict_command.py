@@ -301,8 +301,10 @@ def test_compare_names_the_command_of_another_task(tmp_path, capsys):
         ("translate", ["translate", "-m", "MODEL", "text", "--output", "MODEL/config.json"]),
         (
             "translate",
-            ["augment", "-m", "MODEL", "-i", "FILE", "--method", "distillation"]
-            + ["--output-src", "MODEL/config.json", "--output-tgt", "new", "--overwrite"],
+            [
+                *("augment", "-m", "MODEL", "-i", "FILE", "--method", "distillation"),
+                *("--output-src", "MODEL/config.json", "--output-tgt", "new", "--overwrite"),
+            ],
         ),
         ("classify", ["plot", "MODEL", "--out", "MODEL/plots"]),
         ("classify", ["plot", "MODEL", "--out", "MODEL"]),

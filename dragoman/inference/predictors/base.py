@@ -24,7 +24,7 @@ from dragoman.data.labeled_records import TEXT, Record
 from dragoman.decoding.source_batch import group_by_length
 from dragoman.errors import ConfigError
 from dragoman.inference.line_buffer import FIRST_BUFFER_LINES, LineBuffers
-from dragoman.inference.line_segments import check_text_iterable
+from dragoman.inference.line_segments import check_text_iterable, check_unicode
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.out_of_memory import BatchHalving
 from dragoman.tasks.base import TrainingTask
@@ -66,6 +66,8 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
     """
 
     task_name: ClassVar[str]  # as in `--task`
+    # Parameters of `read_record` that name fields of a record: what --text-field gives, in order.
+    record_fields: ClassVar[tuple[str, ...]] = ("text_field",)
 
     def __init__(self, model: nn.Module, task: TrainingTask) -> None:
         self.model, self.task, self.config = model.eval(), task, task.config
@@ -126,6 +128,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     def read_arguments(self, texts: Sequence[str]) -> list[InputT]:
         """Return the inputs in the arguments of `dragoman predict`; by default each is a text."""
+        check_unicode(texts)
         return [
             self.read_record(Record(Path("argument"), number, {TEXT: text}))
             for number, text in enumerate(texts, 1)
@@ -178,6 +181,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """
         from dragoman.explain.task_explanation_builder import explain_task
 
+        check_unicode([example, *options.values()])
         return explain_task(
             self.task_input(example, **self._check_options(options)),
             off=off,
@@ -259,6 +263,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         self, buffer: Sequence[InputT], batch_size: int | None
     ) -> list[PredictionT]:
         """Return the predictions of a buffer of inputs, in order."""
+        check_unicode(buffer)
         encoded = self.encode(buffer)
         lengths = [max(1, self.length(each)) for each in encoded]
         found: dict[int, PredictionT] = {}

@@ -15,7 +15,7 @@ from dragoman.attention.recorder import find_attentions, record
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.errors import DataError
-from dragoman.inference.line_segments import iter_texts
+from dragoman.inference.line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation import truncate_repr
 from dragoman.models.classifier import ClassifierModel
@@ -125,7 +125,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
         """Return the text of a record; the column is `text_field`, or that of training."""
         trained = self.config.data.text_field
         wanted = text_field or (trained if trained in record.fields else "")
-        return record.text(find_text_field(record, wanted))
+        return record.text(find_text_field(record, wanted, setting="--text-field"))
 
     def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[str]:
         """Yield texts; raise DataError for the first value that is none."""
@@ -211,6 +211,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
         """
         from dragoman.explain.word_occlusion import explain_text
 
+        check_unicode(example)
         [encoded] = self.encode([example])
         if not encoded.tokens:
             raise DataError(

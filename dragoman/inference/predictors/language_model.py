@@ -26,6 +26,7 @@ from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_strategy import ConstrainedRows, to_host
 from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
+from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation import truncate_repr
 from dragoman.models.decoder_state import DecoderState
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 EMPTY_NOTE = "the text is empty: there is nothing to score"
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float
+MAX_PROMPT_CHARS = 1 << 20  # of a prompt: a book
 PREFILL_TOKENS = 512  # of the prompt that are read at a time
 MAX_TOKENS = 1_000_000  # to generate; more is a mistake
 MAX_EXPLAINED_TOKENS = 1_024  # of an explanation, whose arrays grow by their square
@@ -172,6 +174,13 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 found=f"{type(prompt).__name__} {prompt!r:.60}",
                 fix='pass "The" or ""',
             )
+        if len(prompt) > MAX_PROMPT_CHARS:
+            raise DataError(
+                f"a prompt must have at most {MAX_PROMPT_CHARS:,} characters",
+                found=f"{len(prompt):,} or more",
+                fix="give the end of it, which matters most",
+            )
+        check_unicode(prompt)
         bound = self._bind_constraints(constraints, prompt, max_tokens) if constraints else None
         return self._generate(prompt, max_tokens, options, n, bound)
 
@@ -382,7 +391,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     def read_record(self, record: Record, *, text_field: str = "") -> str:
         """Return the text of a record."""
-        return record.text(find_text_field(record, text_field))
+        return record.text(find_text_field(record, text_field, setting="--text-field"))
 
     def encode(self, inputs: Sequence[str]) -> Sequence[EncodedText]:
         """Encode texts as documents; an empty one has no tokens."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.line_segments import check_text_iterable
+from dragoman.inference.line_segments import check_text_iterable, check_unicode
 from dragoman.inference.predictors.language_model import (
     EMPTY_NOTE,
     EncodedText,
@@ -90,6 +90,7 @@ class MaskedLanguageModel(LanguageModel):
             )
         if not isinstance(top, int) or top < 1:
             raise ConfigError([f"top must be an integer from 1; found {top!r}; try 5"])
+        check_unicode(text)
         with torch.inference_mode():
             return self.task.fill_masks(self.model, [text], top=top)[0]
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.recorder import record as record_attention
-from dragoman.data.labeled_records import FIRST_NAMES, SECOND_NAMES, TEXT, Record, find_field
+from dragoman.data.labeled_records import TEXT, Record, find_pair_fields
 from dragoman.errors import ConfigError, DataError
+from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
 from dragoman.tasks.sentence_pairs import EncodedPair, PairsTask, expected_score
@@ -92,11 +93,14 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
     """Predicts for pairs: `PairClassifier.load("dir").predict([("A man sleeps.", "He runs.")])`."""
 
     task_name = "pairs"
+    record_fields = ("text_field", "second_field")
     task: PairsTask
 
-    def read_record(self, record: Record, *, text_field: str = "") -> InputPair:
+    def read_record(
+        self, record: Record, *, text_field: str = "", second_field: str = ""
+    ) -> InputPair:
         """Return the pair in a record: a line with a tab between the sentences, or two fields."""
-        if set(record.fields) == {TEXT}:
+        if set(record.fields) == {TEXT} and not text_field:
             line = str(record.fields[TEXT])
             first, tab, second = line.partition("\t")
             if not tab:
@@ -105,11 +109,14 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
                 )
             return first, second.split("\t")[0]
         pairs = self.config.pairs
-        names = [
-            find_field(record, pairs.first_field, FIRST_NAMES, setting="pairs.first_field"),
-            find_field(record, pairs.second_field, SECOND_NAMES, setting="pairs.second_field"),
-        ]
-        return record.text(names[0]), record.text(names[1])
+        trained = (pairs.first_field, pairs.second_field)
+        first, second = (
+            wanted or (name if name in record.fields else "")
+            for wanted, name in zip((text_field, second_field), trained, strict=True)
+        )
+        option = "--text-field"
+        first, second = find_pair_fields(record, first, second, settings=(option, option))
+        return record.text(first), record.text(second)
 
     def check_inputs(self, inputs: Iterable[Any]) -> Iterable[InputPair]:
         """Raise DataError for what is not an iterable of pairs."""
@@ -190,6 +197,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
                     f"pairs.interaction={self.config.pairs.interaction}; leave it out"
                 ]
             )
+        check_unicode(example)
         (encoded,) = self.encode([example])
         paths = ["interaction.cross.a", "interaction.cross.b"]
         with torch.inference_mode(), record_attention(self.model, paths) as records:

@@ -66,7 +66,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
     def read_record(self, record: Record, *, text_field: str = "") -> InputSet:
         """Return the set in a record: a line with a JSON list, or the field of `sets.set_field`."""
         field = text_field or self.config.sets.set_field
-        value = record.fields.get(field, record.fields.get(TEXT))
+        value = record.fields.get(field, None if text_field else record.fields.get(TEXT))
         if isinstance(value, str):
             try:
                 value = json.loads(value)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.labeled_records import read_records
+from dragoman.config.config import DataConfig
+from dragoman.data.labeled_records import open_records, read_records
 from dragoman.errors import DataError
+
+SKIPPING = DataConfig(on_bad_line="skip")
 
 
 def write(path: Path, text: str) -> Path:
@@ -50,7 +53,7 @@ def test_a_conll_line_with_other_columns_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "Yes UH O\n\nHe PRP O\nruns VBZ\nfast RB O\n\nNo UH O\n")
     with pytest.raises(DataError, match=r"a\.conll line 4 must have 3 columns, as line 3.*found 2"):
         list(read_records([path]))
-    found = [record.fields["tokens"] for record in read_records([path], skip_bad=True)]
+    found = [record.fields["tokens"] for record in open_records(SKIPPING, [path])()]
     assert found == [["Yes"], ["No"]]  # the whole sentence is left out
 
 
@@ -92,4 +95,4 @@ def test_a_bad_conllu_line_is_named(tmp_path: Path, line: str, message: str) -> 
     with pytest.raises(DataError) as caught:
         list(read_records([path]))
     assert message in str(caught.value)
-    assert [record.fields["tokens"] for record in read_records([path], skip_bad=True)] == [["Yes"]]
+    assert [record.fields["tokens"] for record in open_records(SKIPPING, [path])()] == [["Yes"]]

@@ -300,16 +300,16 @@ def test_unclear_columns_are_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("{", "line 2 must be a JSON object; found Expecting property name"),
+        ("{", "line 2 must be a JSON object; found { (expecting property name"),
         ("[1, 2]", "line 2 must be a JSON object; found [1, 2]"),
         ('"text"', 'found "text"'),
         ('{"src": "a"}', "must have text in src and tgt; found src='a' and tgt=None"),
         ('{"src": "a", "tgt": 3}', "tgt=3"),
         (
             '{"src": "\\ud800", "tgt": "b"}',
-            "must hold valid text; found half of a surrogate pair or a NUL",
+            "must be valid Unicode; found U+D800, a lone surrogate",
         ),
-        ('{"src": "a\\u0000", "tgt": "b"}', "must hold valid text"),
+        ('{"src": "a\\u0000", "tgt": "b"}', "must be valid Unicode; found U+0000, a NUL"),
         ("[" * 40_000, "line 2 must be a JSON object"),
     ],
 )

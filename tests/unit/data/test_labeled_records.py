@@ -12,6 +12,7 @@ from dragoman.data.labeled_records import (
     Record,
     find_field,
     find_label_field,
+    find_pair_fields,
     find_text_field,
     open_records,
     read_records,
@@ -32,7 +33,7 @@ def test_jsonl_records_have_their_line_numbers(tmp_path):
     records = list(read_records([file]))
     assert [record.number for record in records] == [1, 3]
     assert records[1].text("text") == "two"
-    assert records[1].text("label") == "0"
+    assert records[1].label("label") == "0"
 
 
 def test_compressed_files_are_read(tmp_path):
@@ -107,12 +108,14 @@ def test_missing_and_wrong_fields_are_named(tmp_path):
     record = record_of(tmp_path, text=["a"], label={"x": 1}, flag=True)
     with pytest.raises(DataError, match=r"line 1 must have a field 'lable'; found text, label"):
         record.value("lable")
-    with pytest.raises(DataError, match=r"must have text in 'text'; found \['a'\]"):
+    with pytest.raises(DataError, match=r"must have text in 'text'; found \[\"a\"\]"):
         record.text("text")
     with pytest.raises(DataError, match=r"list of texts in 'label'; found {'x': 1}"):
         record.texts("label")
-    with pytest.raises(DataError, match="must have text in 'flag'; found True"):
+    with pytest.raises(DataError, match="must have text in 'flag'; found true"):
         record.text("flag")
+    with pytest.raises(DataError, match="must have a label or a number in 'flag'; found true"):
+        record.label("flag")
     assert record.texts("text") == ["a"]
 
 
@@ -132,8 +135,84 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "is_header"),
-    [("text,label", True), ("text,", False), ("text,text", False), ("one,two", False)],
+    [("text,label", True), ("text,", False), ("one,two", False), ("good,good", False)],
 )
 def test_a_header_names_every_column_once(tmp_path, row, is_header):
     path = write(tmp_path / "x.csv", f"{row}\nfirst,1\nsecond,2\n")
     assert len(list(read_records([path]))) == (2 if is_header else 3)
+
+
+def test_a_repeated_column_is_an_error(tmp_path):
+    path = write(tmp_path / "x.csv", "text,Text,label\nfirst,second,1\n")
+    with pytest.raises(DataError, match=r"line 1 must name each column once; found column text tw"):
+        next(read_records([path]))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": 5}', "line 1 must have text in 'text'; found 5; write it as a JSON string"),
+        ('{"text": null}', "line 1 must have text in 'text'; found null"),
+        ('{"text": "a", "text": "b"}', "line 1 must have each field once; found 'text' twice"),
+        (r'{"text": "a \ud800 b"}', "line 1 must be valid Unicode; found U+D800, a lone surrogate"),
+        (r'{"text": ["a", {"b": "\uDCE9"}]}', "must be valid Unicode; found U+DCE9"),
+        ("no JSON", "must be a JSON object; found no JSON (expecting value at character 1); write"),
+        ("[" * 100_000, "(values nested too deeply); write"),
+    ],
+)
+def test_a_field_that_is_no_text_is_an_error(tmp_path, line, message):
+    file = write(tmp_path / "a.jsonl", f"{line}\n")
+    with pytest.raises(DataError) as error:
+        next(read_records([file])).text("text")
+    assert message in str(error.value)
+    assert "column" not in str(error.value)
+
+
+def test_escaped_characters_beyond_the_first_plane_are_text(tmp_path):
+    file = write(tmp_path / "a.jsonl", r'{"text": "\ud83d\ude00"}' + "\n")
+    assert next(read_records([file])).text("text") == "\N{GRINNING FACE}"
+
+
+def test_used_fields_are_not_suggested(tmp_path):
+    only_text = record_of(tmp_path, text="good")
+    with pytest.raises(DataError, match=r"must have a label field, such as 'label'; found only te"):
+        find_label_field(only_text, "")
+    several = record_of(tmp_path, text="good", stars=3)
+    with pytest.raises(DataError, match=r"name it: --set data\.label_field=stars$"):
+        find_label_field(several, "")
+    labelled = record_of(tmp_path, label="pos", film="good")
+    with pytest.raises(DataError, match=r"name it: --text-field film$"):
+        find_text_field(labelled, "", setting="--text-field")
+
+
+def test_columns_without_names_are_shown_by_their_values(tmp_path):
+    record = next(read_records([write(tmp_path / "x.csv", "foo,bar\na good film,pos\n")]))
+    with pytest.raises(
+        DataError,
+        match=r"found columns without names, with foo, bar in line 1; call it text in the first "
+        r"row; without such a row, name it: --text-field 1$",
+    ):
+        find_text_field(record, "", setting="--text-field")
+
+
+def test_the_fields_of_a_pair_are_named_together(tmp_path):
+    options = ("--text-field", "--text-field")
+    record = record_of(tmp_path, one="a", two="b", label="no")
+    with pytest.raises(DataError, match=r"name them: --text-field one --text-field two$"):
+        find_pair_fields(record, "", "", settings=options)
+    with pytest.raises(DataError, match=r"name them: --set pairs\.first_field=one --set pairs\.s"):
+        find_pair_fields(record, "one", "")
+    assert find_pair_fields(record, "two", "1") == ("two", "one")
+    assert find_pair_fields(record_of(tmp_path, b="x", premise="y"), "", "") == ("premise", "b")
+    with pytest.raises(DataError, match="found text, label; give each record two sentences"):
+        find_pair_fields(record_of(tmp_path, text="a", label="no"), "", "")
+
+
+def test_only_training_advises_to_skip_a_bad_line(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"caf\xe9\n")
+    with pytest.raises(DataError, match=r"a\.txt\.utf8, or leave it out with --set data\.on_bad"):
+        list(open_records(DataConfig(), [file])())
+    with pytest.raises(DataError) as error:
+        list(read_records([file]))
+    assert "data.on_bad_line" not in str(error.value)

@@ -185,7 +185,7 @@ def test_an_overlong_line_is_reported_with_its_length(
     assert lines[2:] == (["three"] if end else [])
     with pytest.raises(
         DataError,
-        match=f"line 2 must have at most 64 bytes; found {size} bytes; raise data.max_line_bytes",
+        match=f"line 2 must have at most 64 bytes; found {size} bytes; put a line break between",
     ):
         texts(path, max_line_bytes=64)
 
