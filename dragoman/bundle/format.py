@@ -118,12 +118,9 @@ def require_bundle(path: Path) -> None:
 def read_task(path: Path) -> str:
     """Return the task in a bundle's configuration, which is verified only when it is loaded.
 
-    A configuration that cannot be read counts as a translator's: loading reports what is wrong.
+    Raise CorruptError for a configuration that cannot be read.
     """
-    try:
-        task = manifest.read_json(path / CONFIG).get("task", "translate")
-    except CorruptError:
-        return "translate"
+    task = manifest.read_json(path / CONFIG).get("task", "translate")
     return task if isinstance(task, str) else repr(task)
 
 

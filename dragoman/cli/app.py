@@ -186,11 +186,12 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _option_value(option: str, arguments: Sequence[str]) -> str | None:
-    """Return the value typed after an option, or None."""
+    """Return the value typed last after an option, or None: a later value replaces an earlier."""
+    value: str | None = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == option or argument.startswith(f"{option}="):
-            return following if argument == option else argument.partition("=")[2]
-    return None
+            value = following if argument == option else argument.partition("=")[2]
+    return value
 
 
 def _report_os_error(error: OSError) -> int:

@@ -290,3 +290,5 @@ def read_examples(
             continue
         files.add(record.file)
         yield LabelledText(line_of(record), *example)
+    if bad_lines and not files:
+        raise next(iter(bad_lines.values())).error()

@@ -268,9 +268,8 @@ def _read_jsonl(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
     """Yield JSON objects; empty lines are left out."""
     for row in ROW_READERS[".jsonl"](path, lines):
         if isinstance(row, BadLine):
-            yield (
-                row._replace(fix="write one JSON object per line") if row.kind == "broken" else row
-            )
+            is_other = row.must == "must be a JSON object"
+            yield row._replace(fix="write one JSON object per line") if is_other else row
         elif row.values:
             assert isinstance(row.values, Mapping), "a JSONL row has named columns"
             yield Record(path, row.number, row.values)
