@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 # Characters of each part of a message; longer parts lose their middle.
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_LISTED_PROBLEMS = 50  # problems of a configuration that are listed; the rest are counted
+_MIN_SIMILARITY = 0.6  # of a name that is suggested, as in difflib
 _MAX_NAME_CHARACTERS = 100  # longer names are not compared with known names, which would be slow
 # C0 and C1 controls, DEL, surrogates, bidirectional formatting and line separators.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -166,13 +167,15 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
 
 
 def suggest_names(name: str, names: Iterable[str]) -> str:
-    """Return a suggestion of the three nearest names, those that contain the name first."""
+    """Return a suggestion of up to three near names, those that contain the name first; or ""."""
     written = name[:_MAX_NAME_CHARACTERS].lower()
 
-    def distance(known: str) -> tuple[bool, float]:
-        return not (written and written in known.lower()), -difflib.SequenceMatcher(
-            None, written, known.lower()
-        ).ratio()
+    def similarity(known: str) -> tuple[bool, float]:
+        ratio = difflib.SequenceMatcher(None, written, known.lower()).ratio()
+        return bool(written) and written in known.lower(), ratio
 
-    first, second, third = sorted(names, key=distance)[:3]
-    return f"did you mean {first}, {second} or {third}?"
+    ranked = sorted(names, key=similarity, reverse=True)[:3]
+    near = [each for each in ranked if max(similarity(each)) >= _MIN_SIMILARITY]
+    if not near:
+        return ""
+    return f"did you mean {' or '.join([', '.join(near[:-1]), near[-1]][len(near) < 2 :])}?"

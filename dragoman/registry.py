@@ -40,7 +40,7 @@ class Registry(Mapping[str, Entry]):
             hint = (
                 suggest_name(name, self._entries)
                 if len(self) <= MAX_LISTED_NAMES
-                else f"{suggest_names(name, self._entries)} See `dragoman {self.kind}s`"
+                else f"{suggest_names(name, self._entries)} See `dragoman {self.kind}s`".strip()
             )
             raise ConfigError([f"there is no {self.kind} named {name!r}; {hint}"])
         return self._entries[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 from dragoman.errors import BundleError, CorruptError
 from dragoman.registry import catalogue
 from dragoman.storage import manifest
+from dragoman.storage.atomic import hash_file
 
 FORMAT_VERSION = 1
 MANIFEST_KIND = "dragoman bundle"
@@ -122,6 +123,16 @@ def read_task(path: Path) -> str:
     """
     task = manifest.read_json(path / CONFIG).get("task", "translate")
     return task if isinstance(task, str) else repr(task)
+
+
+def check_config(path: Path) -> None:
+    """Raise CorruptError if a bundle's configuration is not the one that its manifest lists."""
+    try:
+        listed = manifest.read_manifest(path)["files"].get(CONFIG)
+    except (CorruptError, BundleError):  # reported when the model is loaded
+        return
+    if listed is not None and hash_file(path / CONFIG).sha256 != listed["sha256"]:
+        raise manifest.corrupt_file_error(path / CONFIG, "a SHA-256 that its manifest has not")
 
 
 def read_command(path: Path) -> str:

@@ -6,6 +6,7 @@ import errno
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -48,6 +49,15 @@ OUT_OF_MEMORY = 71  # EX_OSERR
 
 # typer does not export the parent of BadParameter, and vendors its own click since 0.20.
 _UsageError: type[BaseException] = typer.BadParameter.__bases__[0]
+
+# Newer typers report a value as pydantic does.
+_VALUE_ERROR = re.compile(r"Invalid value for '([^']+)'.*?: Input should be (.+)")
+_VALUE_RULES = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer.*": "a whole number",
+    "a valid number.*": "a number",
+}
 
 HELP = (
     "Neural machine translation and other text models on PyTorch: train, translate, predict, "
@@ -166,6 +176,7 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
 def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
     """Print a usage error in one line, with the value found and the command whose help applies."""
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    message = _reword_value_error(message)
     context = getattr(error, "ctx", None)
     typed = next(
         (
@@ -183,6 +194,17 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
         else f"{message}{found}; {see}"
     )
     return 2
+
+
+def _reword_value_error(message: str) -> str:
+    """Return typer's message about a value in the words of our own."""
+    found = _VALUE_ERROR.fullmatch(message)
+    if found is None:
+        return message
+    rule = found[2]
+    for theirs, ours in _VALUE_RULES.items():
+        rule = re.sub(theirs, ours, rule)
+    return f"{found[1]} must be {rule}"
 
 
 def _option_value(option: str, arguments: Sequence[str]) -> str | None:

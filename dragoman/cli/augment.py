@@ -25,7 +25,7 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.progress import progress
-from dragoman.errors import ConfigError, StoppedError
+from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, PairFilter
 from dragoman.storage.atomic import hash_file
 from dragoman.storage.manifest import manifest_digest, read_manifest
@@ -149,6 +149,12 @@ def augment(
     check_inputs([input_])
     check_output_file("--output-src", output_src, inputs=[input_, model])
     check_output_file("--output-tgt", output_tgt, inputs=[input_, model], others=[output_src])
+    if next(iter(InputFiles([input_])), None) is None:
+        raise DataError(
+            f"{input_} must hold lines to translate",
+            found="no line at all",
+            fix="check the path, or what wrote the file",
+        )
     run = AugmentationRun(
         output_src,
         output_tgt,

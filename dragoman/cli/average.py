@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.printing import print_result
-from dragoman.storage.disk_checks import require_parent_writable
+from dragoman.storage.disk_checks import require_parent_directory, require_parent_writable
 
 
 def average(
@@ -27,6 +27,7 @@ def average(
     """
     from dragoman.runs.model_directory import OutputDirectory
 
+    require_parent_directory(out)
     require_parent_writable(out / "model")
     OutputDirectory(model).require_run()
     OutputDirectory(out).require_no_run()

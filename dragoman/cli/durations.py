@@ -19,6 +19,10 @@ def parse_duration(text: str) -> float:
     compact = text.strip().lower()
     parts = _DURATION_PART.findall(compact)
     total = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
+    if parts and total == 0:
+        raise ConfigError(
+            [f"a duration must be above 0; found {text!r}; for example 90s, 30m or 1h30m"]
+        )
     if not parts or _DURATION_PART.sub("", compact).strip() or not 0 < total < float("inf"):
         bare = re.fullmatch(r"\d+(\.\d+)?", compact, re.ASCII) and float(compact) > 0
         hint = (

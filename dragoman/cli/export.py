@@ -12,7 +12,7 @@ from dragoman.cli.printing import print_json, print_note, print_result
 from dragoman.cli.progress import progress
 from dragoman.config import inference_choices
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.storage.disk_checks import require_new_directory
+from dragoman.storage.disk_checks import require_new_directory, require_parent_directory
 
 TARGETS = ("dragoman", "ctranslate2", "huggingface", "onnx")
 
@@ -81,6 +81,7 @@ def export(
             ]
         )
     if out is not None:
+        require_parent_directory(out)
         require_new_directory(out)
     if to == "dragoman":
         inference_choices.check_bundle_quantization(quantization)

@@ -72,12 +72,13 @@ def require_command(path: Path, command: str, runs: str = "") -> None:
 
     The message names the command that runs it.
     """
-    from dragoman.bundle.format import read_command, read_task, require_bundle
+    from dragoman.bundle.format import check_config, read_command, read_task, require_bundle
 
     require_bundle(path)
     task, found = read_task(path), read_command(path)
     wanted = runs or command
     if found != wanted:
+        check_config(path)  # a damaged one may name any task
         what = {"translate": "a translation model", "generate": "a language model"}
         raise BundleError(
             f"`dragoman {command}` needs "

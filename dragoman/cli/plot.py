@@ -138,6 +138,10 @@ def plot(
         PlottedModel(path, name, test, ref, sentences, device, beam, tgt_lang, tokenize)
         for path, name in zip(models, labels, strict=True)
     ]
+    if chosen != ["curves"]:  # those need no model
+        for model in held:
+            if model.is_finished:
+                _ = model.predictor  # a damaged model is an error before anything is written
     if not out.suffix or len(chosen) > 1:
         out.mkdir(exist_ok=True)
     written, reasons = list[Path](), list[str]()

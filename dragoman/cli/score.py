@@ -159,6 +159,12 @@ class _ScoreSummary:
             print_note(
                 f"{format_count(self.num_noted, 'line')} with notes in total; --json includes them"
             )
+        if not self.pairs:
+            print_note(
+                f"no pair was scored, so there is no mean; {format_count(self.num_skipped, 'pair')} "
+                "not scored"
+            )
+            return
         mean = self.log_prob / max(1, self.tokens)
         skipped = (
             f"; {format_count(self.num_skipped, 'pair')} not scored" if self.num_skipped else ""

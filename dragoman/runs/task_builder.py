@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -40,6 +41,7 @@ from dragoman.training.progress import Progress, QuietProgress
 from dragoman.training.trainer import ValidateFunction
 
 TEXT_PART = "text"  # DataFile.part of the vocabularies and label sets
+MAX_EXAMPLE_FEATURES = 8  # of an element of a set in the example command
 MAX_HELD_OUT = 1000  # examples held out for validation
 PROBE_VALIDATION_EXAMPLES = (128, 512)
 
@@ -319,8 +321,19 @@ class TaskBuilder(RunBuilder):
             manifest_fields=fields,
         )
         command = model_command(self.config.task, self.config.language.objective)
-        prompt = "--prompt " if command == "generate" else ""
-        return f'dragoman {command} -m {{model}} {prompt}"…"'
+        return f"dragoman {command} -m {{model}} {self._example_argument(command)}"
+
+    def _example_argument(self, command: str) -> str:
+        """Return an input of the model as it is typed in a shell."""
+        if self.config.task == "pairs":
+            return r"$'A man sleeps.\tHe is awake.'"
+        if self.config.task == "sets":
+            features = self.task.text.features
+            if features > MAX_EXAMPLE_FEATURES:  # such as images, which nobody types
+                return "-i FILE.jsonl"
+            element: Any = 1 if features == 1 else [1] * features
+            return f"'{json.dumps([element, element])}'"
+        return '--prompt "…"' if command == "generate" else '"…"'
 
 
 def _float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

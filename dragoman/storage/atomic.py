@@ -119,13 +119,13 @@ def open_run_file(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | _SAFE_OPEN_FLAGS | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
-        found = _describe_irregular(path)
+        found = describe_irregular(path)
         if found:
             raise _not_regular_error(path, found) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _not_regular_error(path, _describe_irregular(path) or "something else")
+        raise _not_regular_error(path, describe_irregular(path) or "something else")
     return descriptor
 
 
@@ -137,7 +137,7 @@ def _not_regular_error(path: Path, found: str) -> BundleError:
     )
 
 
-def _describe_irregular(path: Path) -> str:
+def describe_irregular(path: Path) -> str:
     """Return what is at a path instead of a regular file; "" if it is one, or absent."""
     try:
         mode = os.lstat(path).st_mode

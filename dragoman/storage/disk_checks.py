@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,23 @@ def require_new_directory(out: Path) -> None:
                 fix="choose another path, or remove it first",
             )
     require_parent_writable(out)
+
+
+def require_parent_directory(out: Path) -> None:
+    """Raise an error unless `out` is, or can be made as, a directory in an existing one."""
+    for path in (out.absolute().parent, out):
+        if path.exists() and not path.is_dir():
+            raise BundleError(
+                "--out must be a directory in an existing one",
+                found=f"a file at {path}",
+                fix="choose another path",
+            )
+    if not out.absolute().parent.is_dir():
+        raise BundleError(
+            "--out must be in an existing directory",
+            found=f"no {out.parent}",
+            fix=f"make it: mkdir -p {shlex.quote(str(out.parent))}",
+        )
 
 
 def require_parent_writable(path: Path) -> None:

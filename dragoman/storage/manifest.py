@@ -171,7 +171,7 @@ def _check_file(
     except FileNotFoundError:
         return FileCheck(name, 0, "missing")
     except OSError as error:
-        return FileCheck(name, 0, error.strerror or str(error))
+        return FileCheck(name, 0, describe_irregular(path) or error.strerror or str(error))
     if found.bytes != record["bytes"]:
         return FileCheck(
             name, found.bytes, f"{found.bytes} bytes where {record['bytes']} were written"

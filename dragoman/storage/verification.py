@@ -38,11 +38,15 @@ def list_unlisted_files(path: Path) -> list[str]:
     """Return entries of a model's directory that are not part of it; directories end in /."""
     if not (path / MANIFEST_NAME).exists():
         return []
-    own = {MANIFEST_NAME, "training", "engines"}
+    own, listed = {MANIFEST_NAME, "training", "engines"}, set[str]()
     with contextlib.suppress(CorruptError, BundleError):
-        own |= {name.split("/")[0] for name in read_manifest(path)["files"]}
+        listed = set(read_manifest(path)["files"])
+        own |= {name.split("/")[0] for name in listed}
     found = [
-        name for name in sorted(os.listdir(path)) if name not in own or (path / name).is_symlink()
+        name
+        for name in sorted(os.listdir(path))
+        # A link in place of a listed file is damage, which the check of that file reports.
+        if name not in own or ((path / name).is_symlink() and name not in listed)
     ]
     if _is_real_directory(path / "engines"):
         found += [
