@@ -40,7 +40,9 @@ class Registry(Mapping[str, Entry]):
             hint = (
                 suggest_name(name, self._entries)
                 if len(self) <= MAX_LISTED_NAMES
-                else f"{suggest_names(name, self._entries)} See `dragoman {self.kind}s`".strip()
+                else f"{near} See `dragoman {self.kind}s`"
+                if (near := suggest_names(name, self._entries))
+                else f"see `dragoman {self.kind}s`"
             )
             raise ConfigError([f"there is no {self.kind} named {name!r}; {hint}"])
         return self._entries[name]

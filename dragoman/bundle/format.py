@@ -131,8 +131,11 @@ def check_config(path: Path) -> None:
         listed = manifest.read_manifest(path)["files"].get(CONFIG)
     except (CorruptError, BundleError):  # reported when the model is loaded
         return
-    if listed is not None and hash_file(path / CONFIG).sha256 != listed["sha256"]:
-        raise manifest.corrupt_file_error(path / CONFIG, "a SHA-256 that its manifest has not")
+    found = hash_file(path / CONFIG).sha256
+    if listed is not None and found != listed["sha256"]:
+        raise manifest.corrupt_file_error(
+            path / CONFIG, f"SHA-256 {found[:12]}… where {listed['sha256'][:12]}… was written"
+        )
 
 
 def read_command(path: Path) -> str:

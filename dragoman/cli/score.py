@@ -161,8 +161,7 @@ class _ScoreSummary:
             )
         if not self.pairs:
             print_note(
-                f"no pair was scored, so there is no mean; {format_count(self.num_skipped, 'pair')} "
-                "not scored"
+                f"no mean: {format_count(self.num_skipped, 'pair')} not scored, and no other"
             )
             return
         mean = self.log_prob / max(1, self.tokens)

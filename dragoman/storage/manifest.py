@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from dragoman.errors import BundleError, CorruptError, encode_json
 from dragoman.storage.atomic import (
     FileRecord,
+    describe_irregular,
     hash_file,
     open_regular,
     read_regular,

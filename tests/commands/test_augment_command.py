@@ -116,3 +116,12 @@ def test_a_pipe_cannot_be_continued_from(
 ) -> None:
     assert augment(bundle, mono, "--input", "/dev/null") == 2
     assert "found /dev/null" in capsys.readouterr().err
+
+
+def test_an_empty_input_is_an_error_and_writes_nothing(
+    bundle: Path, mono: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mono.write_text("")
+    assert augment(bundle, mono) == 2
+    assert "mono.txt must hold lines to translate; found no line at all" in capsys.readouterr().err
+    assert [path.name for path in mono.parent.iterdir()] == ["mono.txt"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from language_kit import lines_of
@@ -101,3 +103,21 @@ def test_generate_fulfils_constraints(
     assert "must hold the characters" in capsys.readouterr().err
     assert main([*command, "--constraint", "miror"]) == 2
     assert "found 'miror'; did you mean mirror?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"caf\xe9\n", "line 1 of standard input must be UTF-8; found the byte 0xe9"),
+        ("a text\n".encode("utf-16"), "standard input must be UTF-8; found UTF-16"),
+        (b"a\0b\n", "line 1 of standard input must be text; found a NUL byte"),
+    ],
+)
+def test_a_prompt_that_is_no_text_is_an_error(
+    data: bytes, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"task": "language"}')
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert main(["generate", "-m", str(tmp_path), "--prompt", "-"]) == 2
+    assert found in capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.__main__ import open_streams
-from dragoman.cli.app import main
+from dragoman.cli.app import _reword_value_error, main
 from dragoman.cli.printing import print_result
 
 
@@ -144,3 +144,63 @@ def test_translations_are_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPat
     open_streams()
     print_result("日本 – €")
     assert raw.getvalue().decode("utf-8") == "日本 – €\n"
+
+
+def test_the_last_of_repeated_values_is_reported(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = error_line("translate", "-m", bundle, "--beam", "8", "--beam=0", "a", capsys=capsys)
+    assert "found '0'" in line
+    assert "Input should" not in line
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("greater than or equal to 1", "at least 1"),
+        ("less than or equal to 256", "at most 256"),
+        ("a valid integer, unable to parse string as an integer", "a whole number"),
+    ],
+)
+def test_errors_of_values_are_in_our_words(theirs: str, ours: str) -> None:
+    message = f"Invalid value for '--beam': Input should be {theirs}"
+    assert _reword_value_error(message) == f"--beam must be {ours}"
+    assert _reword_value_error("No such option: --x") == "No such option: --x"
+
+
+@pytest.mark.parametrize("content", ["{", "", '{"task": "classify"}'])
+@pytest.mark.parametrize("command", [("translate", "-m"), ("predict", "-m"), ("generate", "-m")])
+def test_a_damaged_configuration_is_corruption(
+    content: str,
+    command: tuple[str, str],
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(bundle, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(content)
+    text = ["--prompt", "a"] if command[0] == "generate" else ["a"]
+    line = error_line(*command, tmp_path / "model", *text, capsys=capsys, code=65)
+    assert "config.json must be as it was written; found" in line
+
+
+@pytest.mark.parametrize(
+    ("out", "found"),
+    [
+        ("missing/a", "--out must be in an existing directory; found no"),
+        ("file", "--out must be a directory in an existing one; found a file at"),
+        ("file/a", "--out must be a directory in an existing one; found a file at"),
+    ],
+)
+@pytest.mark.parametrize("command", [["average"], ["export", "--to", "dragoman"]])
+def test_a_new_model_is_written_in_an_existing_directory(
+    out: str,
+    found: str,
+    command: list[str],
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert found in error_line(*command, bundle, "--out", tmp_path / out, capsys=capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -117,3 +117,12 @@ def test_invalid_arguments_are_one_line(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_model_is_reported_before_anything_is_written(model, tmp_path, capsys) -> None:
+    damaged, out = tmp_path / "damaged", tmp_path / "figures"
+    shutil.copytree(model, damaged)
+    (damaged / "config.json").write_text("{")
+    assert main(["plot", str(damaged), "--out", str(out)]) == 65
+    assert "config.json must be as it was written" in capsys.readouterr().err
+    assert not out.exists()

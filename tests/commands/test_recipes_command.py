@@ -170,3 +170,12 @@ def test_unknown_name_suggests_the_three_nearest(
             "See `dragoman recipes`\n"
         )
         assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("name", ["nope", "bogus", ""])
+def test_a_name_like_no_other_has_no_suggestion(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", "show", name]) == 2
+    line = f"dragoman: error: there is no recipe named {name!r}; see `dragoman recipes`\n"
+    assert capsys.readouterr().err == line

@@ -174,3 +174,15 @@ def test_nothing_to_score(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFi
         == 2
     )
     assert "must hold pairs to score; found no line at all" in capsys.readouterr().err
+
+
+def test_no_mean_without_a_scored_pair(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long").write_text("Das ist ein Haus. " * 5000 + "\n")
+    files = ["--src", str(tmp_path / "long"), "--tgt", str(tmp_path / "long")]
+    assert main(["score", "-m", str(bundle), *files]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "nan\n"
+    assert "no mean: 1 pair not scored, and no other" in captured.err
+    assert "perplexity" not in captured.err

@@ -49,7 +49,7 @@ def test_sets_of_a_file(counted: Path, capsys: pytest.CaptureFixture[str]) -> No
     files = ["--train", str(counted / "train.jsonl"), "--valid", str(counted / "valid.jsonl")]
     settings = ("sets.encoder=mlp", "sets.pooling=sum", "train.batch_tokens=256")
     assert train(out, "--task", "sets", *files, settings=settings) == 0
-    capsys.readouterr()
+    assert f"try: dragoman predict -m {out} '[1, 1]'" in capsys.readouterr().err
     model = dragoman.load(str(out))
     assert isinstance(model, SetModel)
     found = [each.value for each in model.predict([[1, 2, 3], [9, 9, 9, 9]])]
@@ -104,7 +104,8 @@ def test_sentence_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     out = tmp_path / "model"
     files = ["--train", str(tmp_path / "train.jsonl"), "--valid", str(tmp_path / "valid.jsonl")]
     assert train(out, "--task", "pairs", *files, settings=("train.batch_tokens=128",)) == 0
-    capsys.readouterr()
+    example = r"$'A man sleeps.\tHe is awake.'"
+    assert f"try: dragoman predict -m {out} {example}" in capsys.readouterr().err
     model = dragoman.load(str(out))
     assert isinstance(model, PairClassifier)
     same, other = model.predict([("a dog runs", "the dog runs"), ("a dog runs", "the cat runs")])
@@ -117,6 +118,12 @@ def test_sentence_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert float(score) == pytest.approx(same.score, abs=1e-2)
     assert main(["predict", "-m", str(out), "--explain", "a dog runs\tthe dog runs"]) == 0
     assert "dog\tdog" in capsys.readouterr().out
+    (tmp_path / "named.csv").write_text("id,x,y\n1,a dog runs,the dog runs\n")
+    named = ["predict", "-m", str(out), "-i", str(tmp_path / "named.csv")]
+    assert main([*named, "--text-field", "x", "--text-field", "y"]) == 0
+    assert capsys.readouterr().out.startswith("same\t")
+    assert main(named) == 2
+    assert "name them: --text-field id --text-field x" in capsys.readouterr().err
     (tmp_path / "bad.jsonl").write_text(lines[0] + "\n" + '{"a": "x", "relatedness": 2}\n')
     assert train(tmp_path / "none", "--task", "pairs", "--train", str(tmp_path / "bad.jsonl")) == 2
     assert "bad.jsonl line 2" in capsys.readouterr().err

@@ -37,7 +37,6 @@ def test_times_are_read(text: str, seconds: float) -> None:
         "30x",
         "30m later",
         "-5m",
-        "0s",
         "1:30",
         "0",
         "30ms",
@@ -71,3 +70,9 @@ def test_duration_without_a_unit_suggests_units() -> None:
 )
 def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["0s", "0h 0m", "0.0d"])
+def test_a_duration_of_zero_is_rejected(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"a duration must be above 0; found '{text}'"):
+        parse_duration(text)

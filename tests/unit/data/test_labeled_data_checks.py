@@ -155,3 +155,22 @@ def test_progress_is_reported_by_ten_thousands_if_asked_for(tmp_path):
     report = check_labels(read_rows([train]), progress=seen.append)
     assert (report.examples, seen) == (20_001, [10_000, 20_000, 20_001])
     assert check_labels(read_rows([train])) == report
+
+
+def test_a_bad_line_comes_before_missing_fields(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"caf\xe9 good\nfilm\n")
+    with pytest.raises(DataError, match="line 1 must be UTF-8"):
+        check_labels(read_rows([path]))
+    path.write_text("film\n")
+    with pytest.raises(DataError, match="must have a label field, such as 'label'; found only tex"):
+        check_labels(read_rows([path]))
+    path = write(tmp_path / "b.jsonl", [r'{"text": "\ud800", "label": "pos"}'])
+    with pytest.raises(DataError, match="line 1 must be valid Unicode"):
+        check_labels(read_rows([path]))
+
+
+def test_tokens_are_not_suggested_as_tags(tmp_path):
+    path = write(tmp_path / "a.jsonl", ['{"tokens": ["a"]}'])
+    with pytest.raises(DataError, match="must have a label field, such as 'tags'; found only tok"):
+        check_labels(read_rows([path]), task="tag")

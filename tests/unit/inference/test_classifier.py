@@ -192,3 +192,11 @@ def test_full_memory_changes_nothing(han, monkeypatch, caplog):
     found = [each.values for each in predictor.predict(texts)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert "in halves" in caplog.text
+
+
+def test_a_lone_surrogate_is_an_error(flat):
+    for run in (flat.predict, flat.read_arguments, lambda texts: flat.explain(texts[0])):
+        with pytest.raises(
+            DataError, match=r"valid Unicode; found U\+DCE9, a lone surrogate, at po"
+        ):
+            run(["x\udce9y"])

@@ -14,7 +14,12 @@ from dragoman.decoding.constraint_definitions import EqualLength, Forbid, Mirror
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_strategy import search
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.predictors.language_model import EMPTY_NOTE, LanguageModel, TextScore
+from dragoman.inference.predictors.language_model import (
+    EMPTY_NOTE,
+    MAX_PROMPT_CHARS,
+    LanguageModel,
+    TextScore,
+)
 from dragoman.text.special_tokens import BOS, EOS
 
 
@@ -168,3 +173,11 @@ def test_the_perplexity_of_impossible_text_is_finite() -> None:
     assert TextScore(text="a", log_prob=-8.0, tokens=4).perplexity == pytest.approx(math.e**2)
     assert TextScore(text="", log_prob=0.0, tokens=0).perplexity == 1.0
     assert math.isfinite(TextScore(text="a", log_prob=-1e9, tokens=1).perplexity)
+
+
+def test_a_prompt_must_be_valid_and_of_bounded_length() -> None:
+    model = predictor_of("lstm")
+    with pytest.raises(DataError, match=r"text must be valid Unicode; found U\+DCE9"):
+        model.generate("a\udce9b")
+    with pytest.raises(DataError, match="at most 1,048,576 characters; found 1,048,577 or more"):
+        model.generate("a" * (MAX_PROMPT_CHARS + 1))

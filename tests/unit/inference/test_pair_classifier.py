@@ -60,8 +60,23 @@ def test_a_line_has_a_tab_and_a_record_two_fields():
     assert model.read_record(record_of(premise="one", hypothesis="two")) == ("one", "two")
     with pytest.raises(DataError, match=r"in\.txt line 3 .* tab in between; found 'one'"):
         model.read_record(record_of(text="one"))
-    with pytest.raises(DataError, match=r"pairs\.second_field"):
+    with pytest.raises(DataError, match="name them: --text-field a --text-field other"):
         model.read_record(record_of(a="one", other="two"))
+
+
+def test_the_fields_of_a_pair_can_be_named():
+    model = classifier_of()
+    record = record_of(a="one", other="two", third="three")
+    assert model.read_record(record, text_field="third", second_field="2") == ("three", "two")
+    with pytest.raises(DataError, match="must have the field 'x' of --text-field"):
+        model.read_record(record_of(text="one\ttwo"), text_field="x")
+
+
+def test_a_lone_surrogate_is_an_error():
+    model = classifier_of()
+    for run in (lambda pair: model.predict([pair]), model.explain, model.explain_words):
+        with pytest.raises(DataError, match=r"text must be valid Unicode; found U\+D800"):
+            run(("a man", "b\ud800"))
 
 
 def test_what_is_no_pair_is_an_error():
