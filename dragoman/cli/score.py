@@ -160,9 +160,7 @@ class _ScoreSummary:
                 f"{format_count(self.num_noted, 'line')} with notes in total; --json includes them"
             )
         if not self.pairs:
-            print_note(
-                f"no mean: {format_count(self.num_skipped, 'pair')} not scored, and no other"
-            )
+            print_note(f"no mean: none of {format_count(self.num_skipped, 'pair')} was scored")
             return
         mean = self.log_prob / max(1, self.tokens)
         skipped = (

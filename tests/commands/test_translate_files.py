@@ -114,6 +114,7 @@ def test_inputs_and_outputs_are_checked_before_the_model_is_opened(
     (tmp_path / "in.txt").write_text("x\n")
     (tmp_path / "link.txt").symlink_to("in.txt")
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "manifest.json").write_text(
         "{}"
     )  # looks like a bundle; loading it would fail

@@ -196,7 +196,5 @@ def test_full_memory_changes_nothing(han, monkeypatch, caplog):
 
 def test_a_lone_surrogate_is_an_error(flat):
     for run in (flat.predict, flat.read_arguments, lambda texts: flat.explain(texts[0])):
-        with pytest.raises(
-            DataError, match=r"valid Unicode; found U\+DCE9, a lone surrogate, at po"
-        ):
+        with pytest.raises(DataError, match=r"valid Unicode; found U\+DCE9, a lone surr"):
             run(["x\udce9y"])
