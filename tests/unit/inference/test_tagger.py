@@ -91,7 +91,7 @@ def test_records_of_tokens_and_of_text() -> None:
     assert tagger.predict([sentence])[0].tags == ("B-PER",)
     assert tagger.read_record(Record(path, 1, {"text": "Anna sees"})) == "Anna sees"
     assert tagger.read_record(Record(path, 1, {"t": "x", "text": "y"}), text_field="t") == "x"
-    with pytest.raises(DataError, match=r"data\.text_field must be known in a\.jsonl; found id"):
+    with pytest.raises(DataError, match=r"--text-field must be known in a\.jsonl; found id"):
         tagger.read_record(Record(path, 1, {"id": "7"}))
 
 

@@ -93,7 +93,7 @@ def test_every_bit_matters(tmp_path, name):
         (
             lambda d: ((d / "a.bin").rename(d / "x"), (d / "a.bin").symlink_to("x")),
             "a.bin",
-            "symbolic links",
+            "a symbolic link",
         ),
     ],
 )
