@@ -155,15 +155,20 @@ class PermissionDeniedError(DragomanError):
     exit_code = 77
 
 
-def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return a suggestion for an unknown name: the nearest known name, or all of them."""
+def suggest_name(name: str, names: Iterable[str], *, listed: bool = False) -> str:
+    """Return a suggestion for an unknown name: the nearest known name, or all of them.
+
+    `listed` says that the message has listed them already.
+    """
     known = sorted(names)
     close = (
         difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         if len(name) <= _MAX_NAME_CHARACTERS
         else []
     )
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose one of {'them' if listed else ', '.join(known)}"
 
 
 def suggest_names(name: str, names: Iterable[str]) -> str:

@@ -242,7 +242,7 @@ def _check_names(kind: str | None, off: str, attribution: str | None) -> None:
         raise ConfigError(
             [
                 f"--attribution must be {', '.join(METHODS[:-1])} or {METHODS[-1]}; found "
-                f"{attribution!r}; {suggest_name(attribution, METHODS)}"
+                f"{attribution!r}; {suggest_name(attribution, METHODS, listed=True)}"
             ]
         )
 

@@ -67,7 +67,10 @@ def export(
     quantization = quantisation or quantization  # the British spelling is a hidden alias
     if to not in TARGETS:
         raise ConfigError(
-            [f"--to must be one of {', '.join(TARGETS)}; found {to!r}; {suggest_name(to, TARGETS)}"]
+            [
+                f"--to must be one of {', '.join(TARGETS)}; found {to!r}; "
+                f"{suggest_name(to, TARGETS, listed=True)}"
+            ]
         )
     if out is None and to != "ctranslate2":
         raise ConfigError(

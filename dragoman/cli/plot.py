@@ -171,7 +171,7 @@ def _parse_what(names: Sequence[str]) -> list[str]:
             raise ConfigError(
                 [
                     f"--what must be {', '.join(FIGURES)} or all; found {name!r:.40}; "
-                    f"{suggest_name(name, [*FIGURES, 'all'])}"
+                    f"{suggest_name(name, [*FIGURES, 'all'], listed=True)}"
                 ]
             )
     return list(FIGURES) if "all" in names else list(dict.fromkeys(names))

@@ -360,7 +360,7 @@ class Config:
             known = (TRANSLATE, *TASK_STACKS)
             found.append(
                 f"task must be one of {', '.join(known)}; found {self.task!r:.60}; "
-                f"{suggest_name(self.task, known)}"
+                f"{suggest_name(self.task, known, listed=True)}"
             )
         for section in TASK_STACKS:
             if section != self.task and getattr(self, section) != type(getattr(self, section))():
@@ -382,7 +382,8 @@ class Config:
         if self.train.best_metric not in ("loss", *own):
             yield (
                 f"train.best_metric must be one of {', '.join(('loss', *own))}; found "
-                f"{self.train.best_metric!r:.60}; {suggest_name(self.train.best_metric, own)}"
+                f"{self.train.best_metric!r:.60}; "
+                f"{suggest_name(self.train.best_metric, own, listed=True)}"
             )
         if self.task == TRANSLATE:
             yield from self._translation_problems()

@@ -40,7 +40,7 @@ def check_engine(name: str) -> None:
         raise ConfigError(
             [
                 f"the engine must be auto, native or ctranslate2; found {name!r}; "
-                f"{suggest_name(name, ENGINES)}"
+                f"{suggest_name(name, ENGINES, listed=True)}"
             ]
         )
 
@@ -73,7 +73,7 @@ def check_precision(name: str | None) -> None:
         raise ConfigError(
             [
                 f"the precision must be one of {', '.join(PRECISIONS)}; found {name!r}; "
-                f"{suggest_name(name, PRECISIONS)}"
+                f"{suggest_name(name, PRECISIONS, listed=True)}"
             ]
         )
 

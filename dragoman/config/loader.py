@@ -83,7 +83,7 @@ def default_recipe(task: str) -> str:
         raise ConfigError(
             [
                 f"--task must be one of {', '.join(known)}; found {task!r:.60}; "
-                f"{suggest_name(task, known)}"
+                f"{suggest_name(task, known, listed=True)}"
             ]
         )
     named = [name for name, entry in catalogue("recipe").items() if entry.task == task]

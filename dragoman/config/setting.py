@@ -60,7 +60,9 @@ class Setting:
         names = self.names()
         if names and value not in names:
             renamed = RENAMED_VALUES.get(path, {}).get(str(value))
-            hint = f"it is now {renamed}" if renamed else suggest_name(str(value), names)
+            hint = (
+                f"it is now {renamed}" if renamed else suggest_name(str(value), names, listed=True)
+            )
             return f"{path} must be {self.describe_range()}; found {value!r}; {hint}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"{path} must be a finite number; found {value}; write a number such as 0.1"

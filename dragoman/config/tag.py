@@ -131,7 +131,7 @@ class TagConfig:
             if name not in TOKEN_FEATURES:
                 yield (
                     f"tag.features must be of {', '.join(TOKEN_FEATURES)}; found {name!r:.60}; "
-                    f"{suggest_name(name, TOKEN_FEATURES)}"
+                    f"{suggest_name(name, TOKEN_FEATURES, listed=True)}"
                 )
         if len(set(self.features)) < len(self.features):
             yield (

@@ -314,7 +314,7 @@ def parse_constraints(
         raise ConfigError(
             [
                 f"a constraint must be {', '.join(SOURCE_CONSTRAINTS)}; found {each!r:.60}; "
-                f"{suggest_name(each, SOURCE_CONSTRAINTS)}"
+                f"{suggest_name(each, SOURCE_CONSTRAINTS, listed=True)}"
                 for each in wrong
             ]
         )

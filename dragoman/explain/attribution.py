@@ -81,7 +81,7 @@ def attribute_tokens(forced: TeacherForcedPair, method: str) -> TokenAttribution
         raise DataError(
             f"an attribution method must be one of {', '.join(METHODS)}",
             found=repr(method),
-            fix=suggest_name(method, METHODS),
+            fix=suggest_name(method, METHODS, listed=True),
         )
     functions: dict[str, Callable[[TeacherForcedPair], TokenAttribution]] = {
         "attention_x_gradient": attention_x_gradient,

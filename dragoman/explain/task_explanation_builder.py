@@ -60,6 +60,10 @@ def explain_task(
     given: TaskInput, *, off: Sequence[str] = (), attribution: str | None = INPUT_X_GRADIENT
 ) -> Explanation:
     """Return the explanation of an input, with some parts of the model switched off."""
+    if attribution == INPUT_X_GRADIENT and not given.embeddings:
+        attribution = OCCLUSION
+    if attribution is not None:
+        _check_method(given, attribution)
     changed = _Ablations(given, off)
     given = given.decide(changed.off, changed.edits)
     with torch.no_grad(), changed.apply(), record(given.model) as records:
@@ -100,8 +104,7 @@ def explain_task(
     if not seen:
         missing["heads"] = missing["head"] = "This model has no attention."
     if attribution is not None:
-        method = attribution if given.embeddings else OCCLUSION
-        made, values = _attribute(given, ids, method, changed)
+        made, values = _attribute(given, ids, attribution, changed)
         found.attribution.append(made)
         arrays.update(values)
     lens = given.read_lens(ids, changed.off) if not changed.edits else None
@@ -171,14 +174,7 @@ def attribute_task(
     given: TaskInput, explanation: Explanation, method: str
 ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
     """Return the attribution of an explanation's outputs to its input by a method."""
-    known = given.attributions
-    if method not in known:
-        raise ConfigError(
-            [
-                f"an attribution of this model must be one of {', '.join(known)}; found "
-                f"{method!r}; {suggest_name(method, known)}"
-            ]
-        )
+    _check_method(given, method)
     ids = [step.id for step in explanation.steps] or [0]
     return _attribute(given, ids, method, _Ablations(given, explanation.request.get("off", ())))
 
@@ -346,6 +342,18 @@ def estimate_effects(
 
 
 # Attribution
+
+
+def _check_method(given: TaskInput, method: str) -> None:
+    """Raise ConfigError for a method of attribution that the model does not allow."""
+    known = given.attributions
+    if method not in known:
+        raise ConfigError(
+            [
+                f"an attribution of this model must be one of {', '.join(known)}; found "
+                f"{method!r:.60}; {suggest_name(method, known, listed=True)}"
+            ]
+        )
 
 
 def _attribute(

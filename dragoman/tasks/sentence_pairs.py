@@ -80,6 +80,7 @@ class EncodedPair(NamedTuple):
 
     tokens: tuple[list[int], list[int]]
     flags: tuple[list[int], list[int]]
+    is_empty: bool = False  # whether a sentence has no words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,8 @@ class PairsTask(TrainingTask):
             flags = _match_flags(*sides), _match_flags(*reversed(sides))
         else:
             flags = [0] * len(sides[0]), [0] * len(sides[1])
-        return EncodedPair((tokens[0], tokens[1]), flags)
+        is_empty = not all(_split(self.config, text) for text in (first, second))
+        return EncodedPair((tokens[0], tokens[1]), flags, is_empty)
 
     def _encode_label(self, record: Record, field: str | None) -> int:
         if field is None or self.text.labels is None:

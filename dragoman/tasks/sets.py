@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # loading a model imports no trainer
 
 FEATURES_FILE, LABELS_FILE = "features.json", "labels.json"
 CLUSTERING_FEATURES = 2
+MAX_NUMBER = float(np.finfo(np.float32).max)
 
 
 class SetsText(NamedTuple):
@@ -433,16 +434,25 @@ def _parse_set(
         raise _set_error(record, must, found, "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
     try:
         array = np.array(value, np.float64)
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        array = np.array(np.inf)  # an integer above float64, reported below
+    except (TypeError, ValueError):
         raise _set_error(record, must, repr(value), "use vectors of one length") from None
+    if not (np.abs(array) <= MAX_NUMBER).all():
+        raise _set_error(
+            record,
+            f"must have finite numbers (float32){where}",
+            repr(value),
+            "replace null and NaN by numbers"
+            if np.isnan(array).any()
+            else f"write numbers up to {MAX_NUMBER:.2g}, for example in another unit",
+        )
     if array.ndim == 1:
         array = array[:, None]
     if images and array.ndim == 3:
         array = array.reshape(len(array), -1)
     if array.ndim != 2 or not array.shape[1]:
         raise _set_error(record, must, repr(value), "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
-    if not np.isfinite(array).all():
-        raise _set_error(record, f"must have finite numbers{where}", repr(value), "remove NaN")
     if width is not None and array.shape[1] != width:
         raise _set_error(
             record,
@@ -461,14 +471,22 @@ def _parse_set(
 
 
 def _parse_number(record: Record, field: str) -> float:
-    """Return a target that is a finite number."""
+    """Return a target that is a finite number in float32."""
     value = record.value(field)
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if math.isfinite(number):
+    except OverflowError:  # a whole number above float64
+        number = math.inf
+    if abs(number) <= MAX_NUMBER:
         return number
+    if not math.isnan(number):
+        raise record.error(
+            f"must have a finite number (float32) in {field!r}",
+            repr(value),
+            f"write a number up to {MAX_NUMBER:.2g}, for example in another unit",
+        )
     raise record.error(
         f"must have a number in {field!r}",
         repr(value),

@@ -42,7 +42,7 @@ def choose_metric(config: Config, metric: str) -> str:
         raise ConfigError(
             [
                 f"--metric must be one of {', '.join(('loss', *own))}; found {metric!r:.60}; "
-                f"{suggest_name(metric, ('loss', *own))}"
+                f"{suggest_name(metric, ('loss', *own), listed=True)}"
             ]
         )
     return metric

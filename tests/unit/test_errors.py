@@ -7,12 +7,14 @@ import json
 import pytest
 
 from dragoman.cli.printing import print_error, print_json, print_note, print_result, print_table
+from dragoman.config import read_config
 from dragoman.errors import (
     MAX_LISTED_PROBLEMS,
     MAX_MESSAGE_CHARACTERS,
     BundleError,
     ConfigError,
     escape_unprintable,
+    suggest_name,
 )
 
 ESCAPES = {
@@ -84,3 +86,13 @@ def test_text_of_every_script_is_left_alone() -> None:
     text = "Grüße, 日本語, עברית, 👩‍👩‍👧, a\u200db"
     assert escape_unprintable(text) == text
     assert escape_unprintable("a\n\tb", lines=True) == "a\n\tb"
+
+
+def test_names_that_a_message_lists_are_not_listed_again() -> None:
+    names = ["loss", "accuracy"]
+    assert suggest_name("x", names) == "choose one of accuracy, loss"
+    assert suggest_name("x", names, listed=True) == "choose one of them"
+    assert suggest_name("los", names, listed=True) == "did you mean loss?"
+    with pytest.raises(ConfigError) as caught:
+        read_config(overrides=["model.positions=x"])
+    assert str(caught.value).count("rotary") == 1

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dragoman.explain.inputs.base import TaskInput
 
 InputPair = tuple[str, str]
+EMPTY_NOTE = "a sentence has no words: the pair has no label and no score"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,14 @@ class PairPrediction:
     label: str | None = None
     probabilities: dict[str, float] | None = None  # by label
     score: float | None = None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Anything unusual about the input; there is nothing."""
-        return ()
+    notes: tuple[str, ...] = ()
 
     def to_line(self, *, top: int = 1) -> str:
         """Return labels with their probabilities, then the score, separated by tabs."""
         parts = []
         if self.probabilities is not None:
             ranked = sorted(self.probabilities.items(), key=lambda each: -each[1])[: max(1, top)]
+            ranked = ranked or [("", 0.0)]
             parts += [f"{label}\t{probability:.4f}" for label, probability in ranked]
         if self.score is not None:
             parts.append(f"{self.score:.3f}")
@@ -48,7 +46,12 @@ class PairPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that the model has, as JSON values."""
-        values = {"label": self.label, "probabilities": self.probabilities, "score": self.score}
+        values = {
+            "label": self.label,
+            "probabilities": self.probabilities,
+            "score": self.score,
+            "notes": list(self.notes) or None,
+        }
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -102,12 +105,16 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
         """Return the pair in a record: a line with a tab between the sentences, or two fields."""
         if set(record.fields) == {TEXT} and not text_field:
             line = str(record.fields[TEXT])
-            first, tab, second = line.partition("\t")
-            if not tab:
+            if not line.strip():
+                return "", ""
+            first, *others = line.split("\t")
+            if len(others) != 1:
                 raise record.error(
-                    "must have two sentences with a tab in between", repr(line), "add the second"
+                    "must have two sentences with a tab in between",
+                    f"{len(others) + 1} columns in {line!r}" if others else repr(line),
+                    "remove the others" if others else "add the second",
                 )
-            return first, second.split("\t")[0]
+            return first, others[0]
         pairs = self.config.pairs
         trained = (pairs.first_field, pairs.second_field)
         first, second = (
@@ -154,7 +161,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
     def predict_batch(
         self, model: nn.Module, encoded: Sequence[EncodedPair], device: torch.device
     ) -> list[PairPrediction]:
-        """Return the predictions of a batch."""
+        """Return the predictions of a batch; a pair with an empty sentence has no label."""
         batch = self.task.batch_pairs(encoded).to(device)
         output: PairOutput = model(batch.token_ids, batch.flags, batch.lengths)
         labels, scores = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -168,10 +175,13 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
         if output.score is not None:
             expected = expected_score(output.score, self.task.min_score).tolist()
             scores = [{"score": score} for score in expected]
-        empty: list[dict[str, Any]] = [{}] * len(encoded)
+        nothing: list[dict[str, Any]] = [{}] * len(encoded)
+        unlabelled = {"label": "", "probabilities": dict[str, float]()} if labels else {}
         return [
-            PairPrediction(**one, **other)
-            for one, other in zip(labels or empty, scores or empty, strict=True)
+            PairPrediction(**unlabelled, notes=(EMPTY_NOTE,))
+            if each.is_empty
+            else PairPrediction(**one, **other)
+            for each, one, other in zip(encoded, labels or nothing, scores or nothing, strict=True)
         ]
 
     def task_input(self, example: InputPair) -> TaskInput:  # type: ignore[override]
@@ -180,9 +190,20 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
         assert isinstance(self.model, PairModel), "the model of a bundle of pairs"
         if isinstance(example, str) and "\t" in example:
-            example = (example.split("\t")[0], example.split("\t")[1])
-        self.encode([example])
+            [example] = self.read_arguments([example])
+        self._check_words(example)
         return ComparedPair(self.model, self.task, *example)
+
+    def _check_words(self, example: InputPair) -> EncodedPair:
+        """Return an encoded pair to be explained; raise DataError if a sentence has no words."""
+        [encoded] = self.encode([example])
+        if encoded.is_empty:
+            raise DataError(
+                "both sentences of a pair to explain must hold words",
+                found=f"{example!r:.80}",
+                fix="pass two sentences with words",
+            )
+        return encoded
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the pair of an explanation."""
@@ -198,7 +219,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
                 ]
             )
         check_unicode(example)
-        (encoded,) = self.encode([example])
+        encoded = self._check_words(example)
         paths = ["interaction.cross.a", "interaction.cross.b"]
         with torch.inference_mode(), record_attention(self.model, paths) as records:
             (prediction,) = self.predict_batch(self.model, [encoded], self.device)

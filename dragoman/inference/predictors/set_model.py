@@ -123,5 +123,12 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
         """Return the predictions of a batch."""
         batch = self.task.batch_sets(encoded).to(device)
         outputs = model(batch.elements, batch.mask)
+        for elements, output in zip(encoded, outputs, strict=True):
+            if not output.isfinite().all():
+                raise DataError(
+                    "a set must have numbers for which the model's outputs are finite",
+                    found=f"{output.flatten()[0].item()} for {elements.squeeze().tolist()!r:.60}",
+                    fix="pass numbers of the size of those of training",
+                )
         found = self.task.objective.predictions(outputs, batch.elements, batch.mask)
         return [SetPrediction(**each) for each in found]

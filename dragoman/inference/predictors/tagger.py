@@ -119,6 +119,12 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
                     found=f"{type(each).__name__} {each!r:.60}",
                     fix='pass "Anna sleeps." or ["Anna", "sleeps", "."]',
                 )
+            if is_list and not self.config.tag.segmentation and "" in each:
+                raise DataError(
+                    f"sentence {number} must have no empty token",
+                    found=f"one at position {list(each).index('') + 1}",
+                    fix="remove it",
+                )
             field = self.config.tag.input_field
             if field and not (isinstance(each, TaggedSentence) and each.column):
                 raise DataError(
@@ -154,14 +160,13 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
         return [EncodedSentence(text, tokens, store, rows) for text, tokens, rows in found]
 
     def _sentence(self, each: TaggerInput) -> TaggedSentence:
-        """Return the tokens of an input; empty tokens and white space are left out."""
+        """Return the tokens of an input; white space between characters is left out."""
         if isinstance(each, TaggedSentence):
             return each
         if self.config.tag.segmentation:
             joined = each if isinstance(each, str) else "".join(each)
             return TaggedSentence(tokens=[character for character in joined if character.strip()])
-        tokens = split_words(each) if isinstance(each, str) else [token for token in each if token]
-        return TaggedSentence(tokens=tokens)
+        return TaggedSentence(tokens=split_words(each) if isinstance(each, str) else list(each))
 
     def task_input(self, example: TaggerInput) -> TaskInput:  # type: ignore[override]
         """Return a sentence to be explained; of a long one the first part."""

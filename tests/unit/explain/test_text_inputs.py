@@ -239,6 +239,8 @@ def test_a_model_without_embeddings_is_explained_by_leaving_out() -> None:
     [step] = found.steps
     expected = step.logprob - math.log(without.values[step.id])
     assert found.arrays["occ.s"][0, 1] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ConfigError, match="must be one of occlusion; found 'value_zeroing'"):
+        subject.predictor.explain("The goal was new today.", attribution="value_zeroing")
     with pytest.raises(ConfigError, match="must be one of occlusion; found 'input_x_gradient'"):
         subject.predictor.attribute(found, "input_x_gradient")
 
@@ -263,6 +265,9 @@ def test_mistakes_are_named(han: Subject, tagger: Subject, pairs: Subject) -> No
         han.predictor.explain(" ")
     with pytest.raises(DataError, match=r"one of the model's; found 'nice'; choose one of"):
         han.predictor.explain(TEXT, label="nice")
+    for method in ("attention_x_gradient", "bogus"):
+        with pytest.raises(ConfigError, match=rf"must be one of input_x.*; found '{method}'; "):
+            han.predictor.explain(TEXT, attribution=method)
     with pytest.raises(ConfigError, match=r"a head of the model, such as w0\.0; found 'x9\.1'"):
         han.predictor.explain(TEXT, off=["x9.1"])
     with pytest.raises(

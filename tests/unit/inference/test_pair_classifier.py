@@ -9,10 +9,14 @@ from dragoman.config import Config, ModelConfig, TextConfig
 from dragoman.config.sentence_pairs import PairsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.predictors.sentence_pair_classifier import PairClassifier, PairPrediction
+from dragoman.inference.predictors.sentence_pair_classifier import (
+    EMPTY_NOTE,
+    PairClassifier,
+    PairPrediction,
+)
 from dragoman.tasks.sentence_pairs import PairsTask
 
-PAIRS = [("A man plays", "A man is playing"), ("A dog", "The dog is not running here"), ("", "x")]
+PAIRS = [("A man plays", "A man is playing"), ("A dog", "The dog is not running here"), ("a", "x")]
 
 
 def record_of(**fields) -> Record:
@@ -56,10 +60,12 @@ def test_batching_does_not_change_results(interaction):
 
 def test_a_line_has_a_tab_and_a_record_two_fields():
     model = classifier_of()
-    assert model.read_record(record_of(text="one\ttwo\tignored")) == ("one", "two")
+    assert model.read_record(record_of(text="one\ttwo")) == ("one", "two")
     assert model.read_record(record_of(premise="one", hypothesis="two")) == ("one", "two")
     with pytest.raises(DataError, match=r"in\.txt line 3 .* tab in between; found 'one'"):
         model.read_record(record_of(text="one"))
+    with pytest.raises(DataError, match=r"tab in between; found 3 columns in 'one"):
+        model.read_record(record_of(text="one\ttwo\tthree"))
     with pytest.raises(DataError, match="name them: --text-field a --text-field other"):
         model.read_record(record_of(a="one", other="two"))
 
@@ -77,6 +83,19 @@ def test_a_lone_surrogate_is_an_error():
     for run in (lambda pair: model.predict([pair]), model.explain, model.explain_words):
         with pytest.raises(DataError, match=r"text must be valid Unicode; found U\+D800"):
             run(("a man", "b\ud800"))
+
+
+def test_a_pair_with_an_empty_sentence_has_no_label():
+    model = classifier_of()
+    lines = ["", "\t", "a\t", "a\tx"]
+    found = model.predict([model.read_record(record_of(text=line)) for line in lines])
+    assert [each.notes for each in found] == [(EMPTY_NOTE,)] * 3 + [()]
+    assert [each.to_line() for each in found[:3]] == ["\t0.0000"] * 3
+    assert found[2].to_dict() == {"label": "", "probabilities": {}, "notes": [EMPTY_NOTE]}
+    assert found[3].label in ("x", "y")
+    for explain in (model.explain, model.explain_words):
+        with pytest.raises(DataError, match=r"must hold words; found \('a', ' '\)"):
+            explain(("a", " "))
 
 
 def test_what_is_no_pair_is_an_error():

@@ -88,3 +88,25 @@ def test_what_is_no_set_is_an_error():
         model.predict("[1]")
     with pytest.raises(DataError, match=r"a set must have a list of numbers.*found 3"):
         model.predict([3])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fix"),
+    [
+        ([1e300], "up to 3.4e+38"),
+        ([1.0, -1e39], "up to 3.4e+38"),
+        ([10**400], "up to 3.4e+38"),
+        ([float("inf")], "up to 3.4e+38"),
+        ([True, None], "replace null and NaN by numbers"),
+    ],
+)
+def test_numbers_that_float32_does_not_have_are_an_error(numbers, fix):
+    with pytest.raises(DataError, match=r"must have finite numbers \(float32\)") as caught:
+        model_of(problem="maximum").predict([numbers])
+    assert fix in caught.value.fix
+    assert caught.value.found == repr(numbers)[:120]
+
+
+def test_outputs_that_are_not_finite_are_an_error():
+    with pytest.raises(DataError, match=r"outputs are finite; found nan for 3\.\d+e\+38"):
+        model_of(problem="maximum").predict([[1, 2], [3e38]])

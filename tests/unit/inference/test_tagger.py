@@ -75,6 +75,11 @@ def test_batches_and_long_inputs_change_nothing_but_their_parts(monkeypatch: Any
     assert parts.notes == ("tagged in 2 parts of at most 3 tokens",)
 
 
+def test_an_empty_token_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"2 must have no empty token; found one at .* 2;"):
+        entity_tagger().predict([["Anna"], ["Anna", "", "Bonn"]])
+
+
 def test_segmentation_returns_words() -> None:
     found, spaced = segmenter().predict(["猫喜欢自然", "猫 喜欢自然"])
     assert found.words == spaced.words == ("猫", "喜欢", "自然")

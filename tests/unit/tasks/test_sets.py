@@ -84,6 +84,8 @@ def test_texts_are_labels_and_so_are_numbers_if_asked():
         ({"set": [1] * 9, "target": 1}, "9"),
         ({"set": [1], "target": "many"}, "'many'"),
         ({"set": [1], "target": True}, "True"),
+        ({"set": [1], "target": 1e300}, "1e+300"),
+        ({"set": [1], "target": 10**400}, "1000"),
         ({"set": [1]}, "set"),
         ({"sets": [1], "target": 1}, "sets, target"),
     ],
