@@ -23,7 +23,9 @@ from dragoman.cli.options import (
     QuietOption,
     TextFieldOption,
     ToOption,
+    check_value,
 )
+from dragoman.cli.predict import check_length, check_no_text_field, number_lines
 from dragoman.cli.printing import print_note, print_text
 from dragoman.cli.translate import warn_about_file
 from dragoman.errors import ConfigError, DataError, escape_json_controls, suggest_name
@@ -87,26 +89,32 @@ def explain(
     to: ToOption = None,
     from_: FromOption = None,
     prefix: Annotated[
-        str,
-        typer.Option(help="Forced prefix of the output.", rich_help_panel=_SEARCH_PANEL),
-    ] = "",
+        str | None,
+        typer.Option(
+            help="Forced prefix of the output.",
+            rich_help_panel=_SEARCH_PANEL,
+            callback=check_value,
+        ),
+    ] = None,
     reference: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Explain this target text instead of the model's own output, and compare their "
             "scores.",
             rich_help_panel=_SEARCH_PANEL,
+            callback=check_value,
         ),
-    ] = "",
+    ] = None,
     off: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="HEADS",
             help="Heads to switch off, such as x3.2,d0.1: attention, layer and head, with e, d "
             "and x for encoder, decoder and cross.",
             rich_help_panel=_SEARCH_PANEL,
+            callback=check_value,
         ),
-    ] = "",
+    ] = None,
     attribution: Annotated[
         str | None,
         typer.Option(
@@ -154,13 +162,14 @@ def explain(
     --png, --svg or --pdf the attention map is written instead of printed, and with --html the
     explorer page.
     """
-    _check_names(kind, off, attribution)
+    _check_names(kind, off or "", attribution)
     check_ablations(ablations)
     if text is not None and input_ is not None:
         raise ConfigError(
             [f"a text and --input exclude each other; found {text!r:.60} and {input_}; keep one"]
         )
     if text is not None:
+        check_no_text_field(text_field)
         warn_about_file(text, "explained")
     inputs = check_inputs([] if input_ is None else [input_])
     figures = {"--png": png, "--svg": svg, "--pdf": pdf}
@@ -169,15 +178,16 @@ def explain(
     options: dict[str, Any] = {
         "beam": beam,
         "length_penalty": length_penalty,
-        "prefix": prefix or None,
-        "reference": reference or None,
+        "prefix": prefix,
+        "reference": reference,
         "off": off.split(",") if off else None,
         "attribution": attribution,
         "target_language": to,
         "source_language": from_,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    check_task(model, given | ({"branches": branches} if branches else {}))
+    others = {"branches": branches, "beam_tree": beam_tree, "text_field": text_field}
+    check_task(model, given | {name: value for name, value in others.items() if value})
     if branches and not json and html is None:
         raise ConfigError(
             [f"--branches needs --html or --json; found --branches {branches} alone; add one"]
@@ -200,6 +210,8 @@ def explain(
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
         found = add_interventions(predictor, found, branches, ablations).with_path(model)
+        if "text" in found.missing:
+            print_note(found.missing["text"])
         if json:
             print_text(escape_json_controls(found.to_json()))
         elif not writes:
@@ -292,16 +304,21 @@ def _check_files(
 
 
 def check_task(model: Path, given: dict[str, Any]) -> None:
-    """Raise ConfigError for options of a search that the model's task does not have."""
+    """Raise ConfigError for options that the model's task does not have."""
     from dragoman.bundle.format import read_task
 
     task = read_task(model)
     languages = {"target_language": "to", "source_language": "from"}
-    allowed = {
-        "translate": {"beam", "length_penalty", "prefix", "reference", "branches", *languages},
-        "language": {"prefix"},
-    }.get(task, set())
-    for name in ("beam", "length_penalty", "prefix", "reference", "branches", *languages):
+    search = ("beam", "length_penalty", "prefix", "reference", "branches", "beam_tree", *languages)
+    allowed = {"translate": set(search), "language": {"prefix"}}.get(task, set())
+    if task == "translate" and "text_field" in given:
+        raise ConfigError(
+            [
+                "--text-field is for records with fields; found a model of the task translate, "
+                "which reads lines of text; leave it out"
+            ]
+        )
+    for name in search:
         if name in given and name not in allowed:
             option = languages.get(name, name.replace("_", "-"))
             raise ConfigError(
@@ -327,7 +344,7 @@ def _read_examples(
     if text is not None:
         return iter([text])
     if inputs and inputs != [Path("-")]:
-        return iter(InputFiles(inputs))
+        return _check_lengths(inputs[0], InputFiles(inputs))
     lines: Iterable[str] = (
         decode_lines(sys.stdin.buffer)
         if sys.stdin.isatty()
@@ -335,12 +352,24 @@ def _read_examples(
     )
     if sys.stdin.isatty():
         print_note("type or paste a text and press Enter")
-    return iter(lines)
+    return _check_lengths(Path("standard input"), lines)
+
+
+def _check_lengths(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines; raise DataError for one that is too long, as records are checked."""
+    for record in number_lines(path, lines):
+        check_length(record)
+        yield record.fields["text"]
 
 
 def _has_more(examples: Iterator[Any], inputs: list[Path]) -> bool:
     """Whether a file has another line; standard input might have to be waited for."""
-    return all(path.is_file() for path in inputs) and next(examples, None) is not None
+    if not all(path.is_file() for path in inputs):
+        return False
+    try:
+        return next(examples, None) is not None
+    except DataError:  # a line that is not explained need not be right
+        return True
 
 
 def _print_report(

@@ -12,7 +12,7 @@ import typer
 from dragoman.cli.printing import print_note, show_notes
 from dragoman.cli.progress import is_terminal
 from dragoman.config import inference_choices
-from dragoman.errors import BundleError
+from dragoman.errors import BundleError, ConfigError
 
 SAMPLING_PANEL = "Sampling"
 
@@ -269,6 +269,19 @@ ShortlistOption = Annotated[
         callback=check_texts,
     ),
 ]
+
+
+def check_value(
+    context: typer.Context, option: typer.CallbackParam, value: str | None
+) -> str | None:
+    """Raise ConfigError for an option with an empty value, which would be ignored."""
+    if value is not None and not value.strip():
+        raise ConfigError(
+            [f"{option.opts[0]} must have a value; found {value!r:.40}; leave it out"]
+        )
+    return value
+
+
 ToOption = Annotated[
     str | None,
     typer.Option(
@@ -276,6 +289,7 @@ ToOption = Annotated[
         metavar="LANGUAGE",
         help="Target language, such as en, of a model of several directions.",
         show_default=False,
+        callback=check_value,
     ),
 ]
 FromOption = Annotated[
@@ -285,6 +299,7 @@ FromOption = Annotated[
         metavar="LANGUAGE",
         help="Source language of a model of several directions; detected by default.",
         show_default=False,
+        callback=check_value,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -92,6 +92,8 @@ def predict(
                 f"found {texts[0]!r:.60} and {input_[0]}; keep one"
             ]
         )
+    if texts:
+        check_no_text_field(text_field)
     for text in texts or ():
         warn_about_file(text, "predicted")
     inputs = check_inputs(input_ or [])
@@ -104,6 +106,13 @@ def predict(
     from dragoman.inference.predictors.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
+    if top > 1 and not predictor.has_labels:
+        raise ConfigError(
+            [
+                "--top is for models that choose among labels; found a model of the task "
+                f"{predictor.task_name}; leave it out"
+            ]
+        )
     is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
     if is_interactive:
         print_note("type or paste text, one line at a time; end with Ctrl-D")
@@ -133,6 +142,17 @@ def predict(
                 found="no line at all",
                 fix="check the path, or what wrote the file",
             )
+
+
+def check_no_text_field(text_field: str) -> None:
+    """Raise ConfigError for --text-field beside a text, which has no fields."""
+    if text_field:
+        raise ConfigError(
+            [
+                f"--text-field is for files with fields; found {text_field!r:.40} beside a text on "
+                "the command line; leave it out"
+            ]
+        )
 
 
 class InputRecords:
@@ -190,13 +210,14 @@ class InputRecords:
                 else open_stream_lines(sys.stdin.buffer)
             )
             self._ready = getattr(stream, "ready", self._ready)
-            yield from _number_lines(_STDIN, stream)
+            yield from number_lines(_STDIN, stream)
         else:
             with open(path, "rb") as file:
-                yield from _number_lines(path, decode_lines(file, str(path)))
+                yield from number_lines(path, decode_lines(file, str(path)))
 
 
-def _number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+def number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+    """Return an iterator over lines of text as records."""
     from dragoman.data.labeled_records import TEXT, Record
 
     return (Record(path, number, {TEXT: line}) for number, line in enumerate(lines, 1))

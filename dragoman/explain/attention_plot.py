@@ -6,6 +6,7 @@ An `AttentionView` is chosen weights with the names of both axes and their label
 
 from __future__ import annotations
 
+import math
 import textwrap
 import unicodedata
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from dragoman.explain.explanation import (
     AttentionSite,
     AttentionWeights,
     Explanation,
+    Step,
     TokenizedText,
     check_labels,
 )
@@ -32,6 +34,7 @@ from dragoman.explain.figure_style import (
     warn_about_glyphs,
 )
 
+CLASS_TASKS = ("classify", "pairs", "sets")  # whose output is one class
 KINDS = ("cross", "decoder", "encoder")  # the first that a model has is shown by default
 _GROUP_NAMES = {
     "cross": "cross-attention",
@@ -89,11 +92,24 @@ class AttentionView(NamedTuple):
 def title_lines(explanation: Explanation) -> list[str]:
     """Return the input and the output, an arrow before what the model wrote itself."""
     texts = [" ".join(text.split()) for text in (explanation.text, explanation.translation)]
-    is_output = bool(texts[0]) and explanation.model.get("task") != "pairs"
+    task = explanation.model.get("task")
+    is_output = bool(texts[0]) and task != "pairs"
     lines = [texts[0]] if texts[0] else []
+    if task == "translate":
+        return [*lines, f"→ {texts[1] or '(no words)'}"]
     if texts[1] and texts[1] != texts[0]:
         lines.append(f"→ {texts[1]}" if is_output else texts[1])
+    if task in CLASS_TASKS and explanation.steps:
+        step = explanation.steps[0]
+        is_chosen = not explanation.request.get("label")
+        label = f"{step_text(step)}, probability {math.exp(step.logprob):.3f}"
+        lines.append(f"→ {label}" if is_chosen else f"explained label: {label}")
     return lines
+
+
+def step_text(step: Step) -> str:
+    """Return the text of a step's token, where its runners-up have it."""
+    return next((text for id_, text, _ in step.top if id_ == step.id), f"#{step.id}")
 
 
 def select_views(

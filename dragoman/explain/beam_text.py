@@ -60,8 +60,8 @@ def render_beam(
     if trace is None:
         raise DataError(
             "a beam can be shown of an explanation that has one",
-            found=explanation.missing.get("beam", "none"),
-            fix="explain with beam search",
+            found=f"none ({explanation.missing.get('beam', 'no search').rstrip('.')})",
+            fix="explain a translation with beam search",
         )
     reasons = BeamReasons(explanation)
     shown = Text(no_wrap=True)

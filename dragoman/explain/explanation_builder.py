@@ -452,8 +452,9 @@ def diagnose(
     if not finished:
         return Diagnosis(
             "search_error",
-            f"Search error: the output was cut at its maximum length, and {name}, which ends, "
-            f"would rank before it; their scores are {scores}.",
+            f"Search error: the output was cut at its maximum length, so {name}, which ends, "
+            f"ranks before it whatever their scores: {reference:.2f} for {name}, {found:.2f} for "
+            "the output.",
         )
     if abs(reference - found) <= SCORE_TOLERANCE:
         return Diagnosis("equal", f"The model scores {name} as it scores its own output, {scores}.")

@@ -76,6 +76,11 @@ def explain_task(
         arrays[each.site.contribution] = to_array(each.contributions)
     explained = given.explained(log_probs.unsqueeze(0), ids)[0]
     missing = dict(given.missing)
+    if given.num_tokens > len(given.source.tokens):
+        missing["text"] = (
+            f"The first {len(given.source.tokens):,} of {given.num_tokens:,} tokens are explained: "
+            "the model reads no more at once."
+        )
     found = Explanation(
         model={
             "task": given.task,

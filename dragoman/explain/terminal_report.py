@@ -16,9 +16,11 @@ from rich.text import Text
 
 from dragoman.errors import escape_unprintable
 from dragoman.explain.attention_plot import (
+    CLASS_TASKS,
     AttentionView,
     join_words,
     select_views,
+    step_text,
     title_lines,
     word_ranges,
     word_texts,
@@ -34,6 +36,8 @@ _MAX_ROW_COLUMNS = 16  # columns of a label before a row
 _JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 _REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
 MAX_VIEWS = 4  # maps of different axes that are shown
+MAX_MAP_TOKENS = 64  # rows and columns of a map
+MAX_ROWS = 200  # tokens or words of a list
 MAX_WORDS = 3  # source words that are named for each output word
 MAX_RUNNERS_UP = 3
 MAX_CLASSES = 8
@@ -48,7 +52,6 @@ METHOD_NAMES = {
 }
 # What a rank correlation is called, from this value on.
 _AGREEMENT = ((0.7, "agree"), (0.4, "agree in part"), (0.1, "agree weakly"))
-_CLASS_TASKS = ("classify", "pairs", "sets")
 # Weights of the whole input over several levels of attention, by the name of the extra.
 _IMPORTANCE = {"word_importance": "attention, all levels", "element_importance": "attention"}
 
@@ -58,9 +61,23 @@ def render_view(view: AttentionView, *, width: int = 80) -> Text:
     drawn = Text(no_wrap=True)
     for line in wrap_cells(f"rows: {view.row_axis}; columns: {view.column_axis}", width):
         drawn.append(f"{line}\n", "dim")
+    most = MAX_MAP_TOKENS
     drawn.append_text(
-        render_attention(view.weights, src_tokens=view.columns, tgt_tokens=view.rows, width=width)
+        render_attention(
+            view.weights[:most, :most],
+            src_tokens=view.columns[:most],
+            tgt_tokens=view.rows[:most],
+            width=width,
+        )
     )
+    counts = len(view.rows), len(view.columns)
+    if max(counts) > most:
+        shown = " and ".join(
+            f"{min(count, most)} of {count:,} {name}"
+            for count, name in zip(counts, ("rows", "columns"), strict=True)
+        )
+        for line in wrap_cells(f"the first {shown}; --html and --json have all", width):
+            drawn.append(f"{line}\n", "dim")
     darkest = shade_scale(view.weights)
     scale = f"{_SHADES[1:]} up to {darkest:.2f} and more; {view.row_sum}"
     if darkest < 0.005:
@@ -324,7 +341,7 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
     if not steps:
         return Text()
     task = str(explanation.model.get("task", ""))
-    if task in _CLASS_TASKS:
+    if task in CLASS_TASKS:
         return _classes_part(steps[0], width)
     show = label_token if task == "tag" else _show_token
     labels = [show(token.text) for token in explanation.target.tokens]
@@ -332,14 +349,14 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
     if task == "tag" and len(explanation.source.tokens) == len(steps):
         before = [label_token(token.text) for token in explanation.source.tokens]
     if len(labels) != len(steps):
-        labels = [show(_text_of(step)) for step in steps]
+        labels = [show(step_text(step)) for step in steps]
     noun = "Tags" if task == "tag" else "Tokens"
     part = _title(f"{noun}: probability, and the runners-up", width)
     columns = [*([before] if before else []), labels]
     cells = [min(18, max(cell_len(each) for each in column)) for column in columns]
     number = len(str(len(steps)))
     all_forced = all(step.forced for step in steps)
-    for at, step in enumerate(steps):
+    for at, step in enumerate(steps[:MAX_ROWS]):
         start = f"{at + 1:>{number}}  "
         start += "  ".join(
             fit_cells(column[at], size) for column, size in zip(columns, cells, strict=True)
@@ -354,12 +371,13 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
         ][:MAX_RUNNERS_UP]
         room = width - cell_len(start) - 1
         part.append(_join_that_fits([*notes, *others], room).rstrip() + "\n", "dim")
-    return part
+    return part.append_text(_more_rows(len(steps)))
 
 
-def _text_of(step: Step) -> str:
-    """Return the text of a step's token, where its runners-up have it."""
-    return next((text for id_, text, _ in step.top if id_ == step.id), f"#{step.id}")
+def _more_rows(count: int) -> Text:
+    """Return a line about the rows of a list that are not shown."""
+    more = count - MAX_ROWS
+    return Text(f"and {more:,} more; --html and --json have all\n" if more > 0 else "", "dim")
 
 
 def _step_notes(step: Step, *, all_forced: bool) -> list[str]:
@@ -449,17 +467,24 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         return Text()
     labels = [label_token(label) for label in _output_labels(explanation)]
     part = _title(f"What {'each word' if len(labels) > 1 else 'the output'} relied on", width)
-    size = min(16, max(cell_len("output"), *(cell_len(label) for label in labels)))
+    shown = [values for _, values in sides]
+    heading = "output"
+    if explanation.model.get("task") == "pairs":  # one output, and a row for each sentence
+        heading, labels = "words of", ["first sentence", "second sentence"]
+        shown = [_split_sentences(values, len(word_texts(explanation.source))) for values in shown]
+    size = min(16, max(cell_len(heading), *(cell_len(label) for label in labels)))
     room = (width - size - 2 * len(sides)) // len(sides)
     headings = "  ".join(fit_cells(name, room) for name, _ in sides)
-    part.append(f"{fit_cells('output', size)}  {headings}".rstrip() + "\n", "dim")
-    for at, label in enumerate(labels):
+    part.append(f"{fit_cells(heading, size)}  {headings}".rstrip() + "\n", "dim")
+    for at, label in enumerate(labels[:MAX_ROWS]):
         cells = "  ".join(
-            fit_cells(_strongest(values[at], inputs.names, room), room) for _, values in sides
+            fit_cells(_strongest(values[at], inputs.names, room), room) for values in shown
         )
         part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
+    part.append_text(_more_rows(len(labels)))
     if sides[0][0].startswith("attribution"):
-        note = "attribution: fractions of the row"
+        whole = "both rows" if len(labels) > len(rows) else "the row"
+        note = f"attribution: fractions of {whole}"
         if any((values < 0).any() for _, values in sides):
             note += "; a minus speaks against the output"
         for line in wrap_cells(note, width):
@@ -467,6 +492,12 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
     if len(sides) == 2:
         part.append_text(_agreement(sides[0][1], sides[1][1], width))
     return part
+
+
+def _split_sentences(values: AttentionWeights, first: int) -> AttentionWeights:
+    """Return the row (1, S + T) of a pair as two, each with zeros for the other sentence."""
+    in_first = np.arange(values.shape[1]) < first
+    return np.concatenate([np.where(in_first, values, 0), np.where(in_first, 0, values)])
 
 
 def _input_words(explanation: Explanation) -> _Inputs:
@@ -491,15 +522,15 @@ def _input_words(explanation: Explanation) -> _Inputs:
 
 def _output_words(explanation: Explanation) -> list[tuple[int, int]]:
     """Return the ranges of target positions that make an output word; one for a class."""
-    if explanation.model.get("task") in _CLASS_TASKS:
+    if explanation.model.get("task") in CLASS_TASKS:
         return [(0, 1)]
     return word_ranges(explanation.target)
 
 
 def _output_labels(explanation: Explanation) -> list[str]:
     """Return the label of each range of `_output_words`."""
-    if explanation.model.get("task") in _CLASS_TASKS:
-        return [_text_of(explanation.steps[0]) if explanation.steps else explanation.translation]
+    if explanation.model.get("task") in CLASS_TASKS:
+        return [step_text(explanation.steps[0]) if explanation.steps else explanation.translation]
     texts = word_texts(explanation.target)
     if explanation.model.get("task") == "tag" and len(texts) == len(word_texts(explanation.source)):
         pairs = zip(word_texts(explanation.source), texts, strict=True)

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.config import Config
 from dragoman.config.directions import Direction
@@ -44,6 +44,14 @@ from dragoman.inference.translation_options import TranslationOptions, parse_opt
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import EOS
 from dragoman.text.tokenizer import Tokenizers
+
+
+class _FirstSegment(NamedTuple):
+    """The first segment of a text, the settings with its languages, and how many segments."""
+
+    segment: Segment
+    config: Config
+    count: int
 
 
 class TranslationExplainer(abc.ABC):
@@ -103,7 +111,7 @@ class TranslationExplainer(abc.ABC):
         if "nbest" not in options:
             chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator
-        segment, config = self._first_segment(text, chosen)
+        segment, config, count = self._first_segment(text, chosen)
         if self.engine is not self._native:
             batches.log_native_fallback("cannot record or edit attention")
         strategy = chosen.strategy(self.config.decode)
@@ -144,6 +152,12 @@ class TranslationExplainer(abc.ABC):
                         "seed": chosen.seed if chosen.sample else None,
                     },
                 )
+        if count > 1:
+            explanation.missing["text"] = (
+                f"Segment 1 of {count:,} is explained: the text has more than the "
+                f"{batches.max_segment_tokens:,} tokens that the model translates at once; explain "
+                "the other sentences one by one."
+            )
         return add_search(
             explanation, searched, self.tokenizers.tgt, has_reference=given is not None
         )
@@ -158,7 +172,7 @@ class TranslationExplainer(abc.ABC):
         forced, before = self._forced_target(explanation), explanation.request.get("off", ())
         off = list(dict.fromkeys([*before, *heads]))
         chosen = parse_options(self._repeat_options(explanation.request) | options)
-        segment, config = self._first_segment(explanation.request["text"], chosen)
+        segment, config, _ = self._first_segment(explanation.request["text"], chosen)
         strategy = chosen.strategy(self.config.decode)
         with self._native.single_threaded(), self._heads_off(before, forced.src_length):
             selected = select_heads(explanation.sites, [head for head in off if head not in before])
@@ -209,7 +223,7 @@ class TranslationExplainer(abc.ABC):
                 effects = measure_head_batch(forced, batch)
             yield from ((f"{ids[each.path]}.{each.head}", each.total) for each in effects)
 
-    def _first_segment(self, text: str, options: TranslationOptions) -> tuple[Segment, Config]:
+    def _first_segment(self, text: str, options: TranslationOptions) -> _FirstSegment:
         """Return the first segment of a text to explain, and the settings with its languages.
 
         Raise DataError if it has none.
@@ -226,10 +240,11 @@ class TranslationExplainer(abc.ABC):
             raise DataError(
                 "a text to explain must hold words", found=repr(text), fix="pass a text with words"
             )
-        if directions is None:
-            return line.segments[0], self.config
-        [(source, target)] = directions
-        return line.segments[0], self.config.replace(data={"src_lang": source, "tgt_lang": target})
+        config = self.config
+        if directions is not None:
+            [(source, target)] = directions
+            config = config.replace(data={"src_lang": source, "tgt_lang": target})
+        return _FirstSegment(line.segments[0], config, len(line.segments))
 
     def _repeat_options(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of an explanation's search, its languages included."""
@@ -291,7 +306,7 @@ class TranslationExplainer(abc.ABC):
     ) -> list[tuple[Hypothesis, str]]:
         """Search the source of an explanation once with each prefix; return the best of each."""
         chosen = parse_options(self._repeat_options(explanation.request) | {"prefix_ids": None})
-        segment, _ = self._first_segment(explanation.request["text"], chosen)
+        segment, _, _ = self._first_segment(explanation.request["text"], chosen)
         return self._batch_translator.search_prefixes(
             segment, prefixes, chosen.strategy(self.config.decode)
         )

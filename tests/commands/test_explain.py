@@ -92,6 +92,11 @@ def test_prefix_reference_and_penalty_reach_the_search(bundle, capsys) -> None:
         (["--pdf", "no/where.pdf"], "--pdf must be in an existing directory; found no"),
         (["--html", "."], "--html must name a file; found the directory"),
         (["--input", "x.txt"], "a text and --input exclude each other"),
+        *(
+            ([option, ""], f"{option} must have a value; found ''; leave it out")
+            for option in ("--reference", "--off", "--prefix", "--to", "--from")
+        ),
+        (["--text-field", "1"], "--text-field is for files with fields; found '1' beside a text"),
         (["--beam", "0"], "--beam"),
         (["--layer", "-1"], "--layer"),
     ],
@@ -102,6 +107,29 @@ def test_invalid_arguments_are_one_line(bundle, capsys, arguments, message) -> N
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_later_line_need_not_be_right(tmp_path: Path, capsys) -> None:
+    model = write_classifier(tmp_path / "model")
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "good film"}\nnot JSON\n')
+    assert main(["explain", "-m", str(model), "-i", str(path)]) == 0
+    assert "only the first line is explained" in capsys.readouterr().err
+
+
+def test_a_line_of_megabytes_is_an_error(bundle, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text("a" * ((1 << 20) + 1))
+    assert main(["explain", "-m", str(bundle), "-i", str(path)]) == 2
+    assert "in.txt line 1 must have at most 1,048,576 characters" in capsys.readouterr().err
+
+
+def test_a_long_text_is_noted(bundle, capsys) -> None:
+    assert main(["explain", "-m", str(bundle), "Guten Morgen. " * 150, "--json"]) == 0
+    captured = capsys.readouterr()
+    note = json.loads(captured.out)["missing"]["text"]
+    assert note.startswith("Segment 1 of ")
+    assert note in captured.err
 
 
 def test_nothing_to_explain(bundle, capsys, typed) -> None:
@@ -119,6 +147,8 @@ def test_options_of_a_search_are_rejected_for_labels(tmp_path: Path, capsys) -> 
         "--beam is for translation models; found a model of the task classify; leave it out"
         in capsys.readouterr().err
     )
+    assert main(["explain", "-m", str(model), "good", "--beam-tree"]) == 2
+    assert "--beam-tree is for translation models; found a model" in capsys.readouterr().err
 
 
 def test_the_beam_tree_is_shown_below(bundle, capsys) -> None:

@@ -58,6 +58,14 @@ def test_texts_are_tagged_in_order(folder: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "Emil/B-PER sees/O\nin/O Celle/B-LOC\n"
 
 
+def test_several_labels_are_for_models_with_labels(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "-m", str(folder / "model"), "--top", "5", "Emil sees"]) == 2
+    found = "choose among labels; found a model of the task tag; leave it out"
+    assert found in capsys.readouterr().err
+
+
 def test_conll_files_are_tagged_by_their_tokens(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

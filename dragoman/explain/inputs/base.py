@@ -64,6 +64,7 @@ class TaskInput(abc.ABC):
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         self.model, self.config = model, config
+        self.num_tokens = 0  # of the whole text, where only the first ones are read
 
     # What a task defines
 

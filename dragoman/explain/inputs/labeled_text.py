@@ -33,6 +33,7 @@ from dragoman.models.classifier import ClassifierModel
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
 from dragoman.models.tagger import TaggingModel
 from dragoman.tasks.classification import ClassificationTask
+from dragoman.tasks.classification_preprocessor import tokenize
 from dragoman.tasks.sentence_pairs import PairsTask, expected_score
 from dragoman.tasks.tagging import TaggingTask
 from dragoman.text.special_tokens import PAD, SPECIAL_TOKENS, UNK
@@ -102,6 +103,8 @@ class ClassifiedText(TaskInput):
         self.label = names.index(label) if label else None
         spans = _byte_spans(text, len(words)) if task.config.text.tokenizer == "bytes" else None
         self._source = locate_tokens(text, words, task.text.vocabulary.ids(words), spans=spans)
+        if len(words) >= task.config.data.max_length:
+            self.num_tokens = len(tokenize(task.config, text))
 
     @property
     def source(self) -> TokenizedText:

@@ -102,6 +102,11 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     # What a task defines.
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether a prediction is a label among several with their probabilities."""
+        return False
+
     @abc.abstractmethod
     def read_record(self, record: Record, *, text_field: str = "") -> InputT:
         """Return the input in a record of a file; raise DataError with its line if there is none.

@@ -121,6 +121,11 @@ class Classifier(Predictor[str, StoredText, Classification]):
         """The labels of the model."""
         return self.task.text.labels.names
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether a prediction is a label: always."""
+        return True
+
     def read_record(self, record: Record, *, text_field: str = "") -> str:
         """Return the text of a record; the column is `text_field`, or that of training."""
         trained = self.config.data.text_field

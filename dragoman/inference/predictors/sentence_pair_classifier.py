@@ -99,6 +99,11 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
     record_fields = ("text_field", "second_field")
     task: PairsTask
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the model was trained with labels."""
+        return self.task.text.labels is not None
+
     def read_record(
         self, record: Record, *, text_field: str = "", second_field: str = ""
     ) -> InputPair:

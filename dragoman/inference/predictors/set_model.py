@@ -63,6 +63,11 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
     task_name = "sets"
     task: SetsTask
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the model was trained with labels."""
+        return self.task.text.labels is not None
+
     def read_record(self, record: Record, *, text_field: str = "") -> InputSet:
         """Return the set in a record: a line with a JSON list, or the field of `sets.set_field`."""
         field = text_field or self.config.sets.set_field

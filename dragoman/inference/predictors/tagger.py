@@ -180,7 +180,9 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
             tokens=sentence.tokens[:MAX_TOKENS], column=sentence.column[:MAX_TOKENS]
         )
         text = checked if isinstance(checked, str) and not is_long else None
-        return TaggedText(self.model, self.task, part, text=text)
+        found = TaggedText(self.model, self.task, part, text=text)
+        found.num_tokens = len(sentence.tokens)
+        return found
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the sentence of an explanation."""

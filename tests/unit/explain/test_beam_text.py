@@ -106,8 +106,8 @@ def test_what_is_left_out_is_counted() -> None:
 
 
 def test_an_explanation_without_a_beam_reports_why() -> None:
-    with pytest.raises(DataError, match="found Sampling has no beam"):
-        render_beam(build(NODES, leaves=(5,), missing="Sampling has no beam"))
+    with pytest.raises(DataError, match=r"found none \(Sampling has no beam\); "):
+        render_beam(build(NODES, leaves=(5,), missing="Sampling has no beam."))
 
 
 @pytest.mark.parametrize(

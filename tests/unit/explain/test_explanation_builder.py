@@ -241,6 +241,7 @@ def test_a_small_vocabulary_has_fewer_than_five_tokens() -> None:
         (-1.0, -1.00001, {}, "equal", "-1.00 against -1.00"),
         (-1.0, -1.00001, {"same_tokens": True}, "same", "The search found the reference"),
         (-9.0, -1.0, {"finished": False}, "search_error", "cut at its maximum length"),
+        (-9.0, -1.0, {"finished": False}, "search_error", "-9.00 for the reference, -1.00 for the"),
     ],
 )
 def test_a_reference_is_a_search_error_if_the_model_prefers_it(

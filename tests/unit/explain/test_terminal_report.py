@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from dragoman.explain.attention_plot import select_views
+from dragoman.explain.attention_plot import AttentionView, select_views, title_lines
 from dragoman.explain.explanation import Attribution, Step
 from dragoman.explain.terminal_report import (
     fit_cells,
@@ -164,6 +166,7 @@ def test_a_label_shows_its_classes_and_a_tag_its_token() -> None:
         model={"task": "classify"}, steps=[step], sites=[], attribution=[], score={}
     )
     text = render_report(label).plain
+    assert "→ good, probability 0.905\n" in text
     assert "→ good  0.905" in text
     assert "  bad   0.091" in text
     steps = [Step(0, -0.1, 1, 0.2, top=[(0, "NOUN", -0.1), (1, "VERB", -2.4)])] * 4
@@ -176,6 +179,54 @@ def test_a_label_shows_its_classes_and_a_tag_its_token() -> None:
         score={},
     )
     assert "2  Haus  NOUN  0.905 █████████  VERB 0.091" in render_report(tags).plain
+
+
+def test_a_pair_shows_the_words_of_both_sentences_and_its_label() -> None:
+    step = Step(1, -0.1, 1, 0.2, top=[(1, "same", -0.1), (0, "other", -2.4)])
+    found = make_explanation(
+        model={"task": "pairs"},
+        steps=[step],
+        source=text_of(["a", "▁good", "▁film"]),
+        target=text_of(["bad", "▁film"]),
+        sites=[],
+        attribution=[Attribution("occlusion", "occ.s", "occ.t", signed=True)],
+        arrays={
+            "occ.s": np.array([[0.1, 0.3, 0.2]], np.float32),
+            "occ.t": np.array([[-0.3, 0.1]], np.float32),
+        },
+    )
+    text = render_report(found).plain
+    assert "→ same, probability 0.905\n" in text
+    assert "first sentence   good .30  film .20  a .10\n" in text
+    assert "second sentence  bad -.30  film .10\n" in text
+
+
+@pytest.mark.parametrize("translation", ["", "\n ", "a"])
+def test_a_translation_has_its_line_whatever_it_is(translation: str) -> None:
+    target = dataclasses.replace(text_of(["a"]), text=translation)
+    found = make_explanation(
+        model={"task": "translate"}, source=text_of(["a"]), target=target, sites=[], attribution=[]
+    )
+    assert title_lines(found) == ["a", f"→ {translation.strip() or '(no words)'}"]
+
+
+def test_a_long_map_and_a_long_list_are_cut_with_a_note() -> None:
+    size = 300
+    view = AttentionView(
+        weights(size, size), ["r"] * size, ["c"] * size, "target", "source", "", ""
+    )
+    text = render_view(view, width=80).plain
+    assert "the first 64 of 300 rows and 64 of 300 columns; --html and --json have all" in text
+    assert text.count("r │") == 128  # in two bands
+    step = Step(0, -0.1, 1, 0.2, top=[(0, "a", -0.1)])
+    found = make_explanation(
+        source=text_of(["a"]),
+        target=text_of(["a"] * size),
+        steps=[step] * size,
+        sites=[],
+        attribution=[],
+    )
+    assert "and 100 more; --html and --json have all" in render_report(found).plain
 
 
 def test_heads_that_are_off_are_named() -> None:
@@ -195,7 +246,8 @@ def test_a_pair_relies_on_both_texts_and_a_language_model_on_what_came_before() 
     )
     text = render_report(pair).plain
     assert text.startswith("Das Haustür\nThe front door\n")
-    assert "same    Das .50  door -.30  Haustür .20" in text
+    assert "first sentence   Das .50  Haustür .20\n" in text
+    assert "second sentence  door -.30\n" in text
 
     arrays = {"ixg.s": np.zeros((4, 0), np.float32), "ixg.t": np.tril(np.ones((4, 4), np.float32))}
     language = make_explanation(

@@ -14,6 +14,7 @@ from task_models_kit import TEXT, Subject, subject_of
 from dragoman.attention.recorder import edit, record
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.inputs.labeled_text import locate_tokens
+from dragoman.inference.predictors import tagger as tagger_module
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +259,16 @@ def test_spans_include_what_a_tokenizer_dropped() -> None:
     assert [token.span for token in found.tokens] == [(0, 3), (3, 9), (9, 9), (9, 10), (10, 14)]
     assert [token.text for token in found.tokens] == ["Ein", "  Haus", "??", ",", " gut"]
     assert [token.rank for token in found.tokens] == [0, 1, None, 2, 3]
+
+
+def test_an_explanation_of_a_cut_text_says_so(han: Subject, tagger: Subject, monkeypatch) -> None:
+    longest = han.predictor.config.data.max_length
+    found = han.predictor.explain("new " * (longest + 5))
+    assert f"first {longest:,} of {longest + 5:,} tokens are explained" in found.missing["text"]
+    assert "text" not in han.predictor.explain(TEXT).missing
+    monkeypatch.setattr(tagger_module, "MAX_TOKENS", 3)
+    found = tagger.predictor.explain(tagger.example)
+    assert "first 3 of 7 tokens are explained" in found.missing["text"]
 
 
 def test_mistakes_are_named(han: Subject, tagger: Subject, pairs: Subject) -> None:

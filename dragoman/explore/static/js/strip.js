@@ -65,7 +65,7 @@ addStrings(
     'strip.scoreLine': 'sum of log-probabilities {sum}, normalised {normalised} ({penalty})',
     'strip.reference': 'This is your reference, scored by the model',
     'strip.search': 'Search error: the model scores your reference {reference}, above the {own} of what the search found, so a better search would have preferred it.',
-    'strip.cut': 'Search error: the model’s own translation was cut at its maximum length; your reference ends, so it would have ranked first, with {reference} against {own}.',
+    'strip.cut': 'Search error: the model’s own translation was cut at its maximum length; your reference ends, so it ranks first whatever the scores: {reference} for the reference, {own} for the translation.',
     'strip.equal': 'The model scores your reference as its own translation, {own}.',
     'strip.modelError': 'Model error: the model scores your reference {reference}, below the {own} of its own translation, so no search would have found it.',
     'strip.own': 'Its own translation:',
@@ -129,7 +129,7 @@ addStrings(
     'strip.scoreLine': '对数概率之和 {sum}，归一化 {normalised}（{penalty}）',
     'strip.reference': '这是你的参考译文，由模型打分',
     'strip.search': '搜索错误：模型给参考译文 {reference}，高于搜索所得的 {own}；更好的搜索会选它。',
-    'strip.cut': '搜索错误：模型自己的译文在最大长度处被截断；参考译文有结尾，本应排在它之前，得分 {reference} 对 {own}。',
+    'strip.cut': '搜索错误：模型自己的译文在最大长度处被截断；参考译文有结尾，因此无论得分如何都排在它之前：参考译文 {reference}，模型译文 {own}。',
     'strip.equal': '模型给参考译文和自己的译文相同的得分 {own}。',
     'strip.modelError': '模型错误：模型给参考译文 {reference}，低于自己译文的 {own}；任何搜索都不会找到它。',
     'strip.own': '它自己的译文：',
@@ -270,7 +270,8 @@ class StripPanel {
       element('span', { class: 'key low' }, translate('strip.legend.low')),
       ex.steps.some((step) => step.forced) ? element('span', { class: 'key forced' }, translate('strip.legend.forced')) : null,
       ex.sourceWeights(0) ? element('span', { class: 'key weight' }, translate('strip.legend.source')) : null);
-    this.parts.texts.replaceChildren(this.source.node, this.target.node, legend);
+    const cut = ex.missing?.text ? element('p', { class: 'cut' }, ex.missing.text) : null;
+    this.parts.texts.replaceChildren(...[cut, this.source.node, this.target.node, legend].filter(Boolean));
     this.buildClock(ex);
     this.update(ex, store.get());
     this.showReference(ex);
