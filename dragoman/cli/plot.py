@@ -152,7 +152,8 @@ def plot(
                 written.append(path)
                 print_result(str(path))
             else:
-                reasons.append(f"no figure of {name}: {reason}")
+                of = f" of {group[0].label}" if len(group) < len(held) else ""
+                reasons.append(f"no figure of {name}{of}: {reason}")
     if not written:
         raise ConfigError(
             [
@@ -318,6 +319,7 @@ class PlottedModel:
     def store(self) -> Any:
         """Labelled examples of a model of another task; None if there are none."""
         from dragoman.data.labeled_records import open_records
+        from dragoman.inference.task_evaluation import check_examples
 
         task = self.predictor.task
         file = self._test or self._find_file(task.config.data.valid)
@@ -325,7 +327,9 @@ class PlottedModel:
             return task.generate("test") if task.is_generated(task.config) else None
         if self._test is None:
             print_note(f"{self.label}: validation data {file}")
-        return task.encode(open_records(task.config.data, [file])())
+        store = task.encode(open_records(task.config.data, [file])())
+        check_examples(store, [file])
+        return store
 
     def _find_file(self, setting: str | tuple[str, ...]) -> Path | None:
         """Return a file that a setting names, if it is still there."""
@@ -448,9 +452,9 @@ def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     scored = []
     for model in models:
         if not model.is_finished or model.task != "translate":
-            return "BLEU is of translation models"
+            return _name_model("BLEU is of translation models", model, models)
         if model.pairs is None:
-            return _NEEDS_REFERENCES
+            return _name_model(_NEEDS_REFERENCES, model, models)
         sources, references = model.pairs
         metrics = build_metrics(
             tokenize=model.tokenize, tgt_lang=model.tgt_lang, references=references
@@ -487,19 +491,21 @@ def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     runs = []
     for model in models:
         if not model.is_finished:
-            return "the run has not written a model yet"
+            return _name_model("the run has not written a model yet", model, models)
         if model.task in ("translate", "language"):
             tokens = model.tokens
             if tokens is None or not len(tokens.right):
-                return _NEEDS_REFERENCES if model.task == "translate" else _needs_test(model)
+                reason = _NEEDS_REFERENCES if model.task == "translate" else _needs_test(model)
+                return _name_model(reason, model, models)
             runs.append(Calibration(model.label, tokens.confidence, tokens.right, "tokens"))
             continue
         if model.store is None:
-            return _needs_test(model)
+            return _name_model(_needs_test(model), model, models)
         predictor = model.predictor
         found = measure_predictions(predictor.task, predictor.model, model.store)
         if found is None or not len(found.right):
-            return f"models of the task {model.task} predict no probabilities"
+            reason = f"models of the task {model.task} predict no probabilities"
+            return _name_model(reason, model, models)
         runs.append(Calibration(model.label, *found))
     if len({run.what for run in runs}) > 1:
         return "models of different tasks predict different things: draw them one by one"
@@ -510,6 +516,11 @@ def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
             f"{format_count(len(run.right), run.what[:-1])}"
         )
     return None
+
+
+def _name_model(reason: str, model: PlottedModel, models: Sequence[PlottedModel]) -> str:
+    """Return the reason of one model, with its name if there are several."""
+    return f"{model.label}: {reason}" if len(models) > 1 else reason
 
 
 def _needs_test(model: PlottedModel) -> str:
@@ -526,11 +537,12 @@ def _draw_distribution(models: Sequence[PlottedModel], path: Path) -> str | None
     runs = []
     for model in models:
         if not model.is_finished:
-            return "the run has not written a model yet"
+            return _name_model("the run has not written a model yet", model, models)
         if model.task not in ("translate", "language"):
-            return "it is of models that predict tokens"
+            return _name_model("it is of models that predict tokens", model, models)
         if model.tokens is None or not len(model.tokens.right):
-            return _NEEDS_REFERENCES if model.task == "translate" else _needs_test(model)
+            reason = _NEEDS_REFERENCES if model.task == "translate" else _needs_test(model)
+            return _name_model(reason, model, models)
         smoothing = float(model.predictor.config.train.label_smoothing)
         runs.append((model.label, model.tokens, smoothing))
     save_distribution(path, runs)

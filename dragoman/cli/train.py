@@ -30,7 +30,7 @@ from dragoman.cli.training_options import (
     ValidTgtOption,
     format_overrides,
 )
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
@@ -357,12 +357,29 @@ def _finetune_settings(
 
 
 def check_corpus_files(config: Config | None) -> None:
-    """Raise DataError unless every corpus file that the settings name can be opened."""
-    from dragoman.config.config import CORPUS_SETTINGS
+    """Raise DataError unless every corpus file that the settings name can be opened.
+
+    Training files must not all be empty.
+    """
+    from dragoman.config.config import CORPUS_SETTINGS, file_names
     from dragoman.data.compressed_files import open_input_file
 
+    if config is None:
+        return
     for name in CORPUS_SETTINGS:
-        named = getattr(config.data, name) if config else ""
-        for path in [named] if isinstance(named, str) else named:
-            if path:
-                open_input_file(Path(path)).close()
+        files = [Path(each) for each in file_names(getattr(config.data, name)) if each]
+        for path in files:
+            open_input_file(path).close()
+        if files and name in ("src", "pairs", "train") and all(map(_is_empty, files)):
+            raise DataError(
+                f"{' and '.join(map(str, files))} must hold examples to train on",
+                found="no line at all",
+                fix="check the path, or what wrote the file",
+            )
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a file of at most a megabyte has nothing but blank lines."""
+    if not path.is_file() or path.stat().st_size > 1 << 20:
+        return False
+    return not path.read_bytes().strip()

@@ -24,6 +24,7 @@ from rich.text import Text
 from dragoman.errors import escape_unprintable
 
 MAX_LEFT_OUT = 512  # words of a text that are left out in turn; the model runs once for each
+MAX_RUN_WORDS = 1 << 19  # of all those runs together: fewer words of a long text are left out
 MIN_SCALE = 0.1  # a text whose words all change less than this is drawn in pale colors
 _MAX_SKIPPED = 256  # characters, such as markup, that a tokenizer may drop between two tokens
 _SPACES = re.compile(r"[ \t\r\n]+")
@@ -191,19 +192,22 @@ def explain_text(
     """Explain a label of a text by leaving out each word, and each sentence, in turn.
 
     `predict` returns the label's probability for each of several texts. Of more than `max_left_out`
-    words, those with the largest weights are left out, or the first ones without weights.
+    words, those with the largest weights are left out, or the first ones without weights; of a
+    text of thousands of words fewer, so that the model reads at most MAX_RUN_WORDS.
     """
     words = [
         (span, None if sentence.word_weights is None else sentence.word_weights[at], sentence)
         for sentence in sentences
         for at, span in enumerate(sentence.words)
     ]
+    max_left_out = min(max_left_out, max(1, MAX_RUN_WORDS // max(1, len(words))))
     chosen = sorted(
         range(len(words)), key=lambda at: (-_joint_weight(words[at][1], words[at][2].weight), at)
     )[:max_left_out]
     # A text of one sentence without it is empty, which says nothing about the sentence.
     whole = [_hull(sentence) for sentence in sentences if sentence.words]
-    whole = whole if len(whole) > 1 else []
+    num_sentences = len(whole)
+    whole = whole[:max_left_out] if num_sentences > 1 else []
     changed = [leave_out(text, words[at][0]) for at in chosen]
     changed += [leave_out(text, span) for span in whole]
     left = list(predict(changed)) if changed else []
@@ -221,6 +225,10 @@ def explain_text(
             "largest weights"
             if any(weight is not None for _, weight, _ in words)
             else f"the first {len(chosen):,} of {len(words):,} words were left out in turn"
+        )
+    if 0 < len(whole) < num_sentences:
+        notes.append(
+            f"the first {len(whole):,} of {num_sentences:,} sentences were left out in turn"
         )
     return OcclusionExplanation(
         text=text,
@@ -357,7 +365,7 @@ def render_explanation(explanation: OcclusionExplanation, *, width: int = 80) ->
 
 def _shade_text(explanation: OcclusionExplanation, width: int) -> Text:
     """Return the text with each word's background shaded by its drop, wrapped to the width."""
-    shown, used, at = Text("  "), 0, 0
+    shown, used, at, scale = Text("  "), 0, 0, explanation.scale
     for word in explanation.words:
         piece = escape_unprintable(word.text)
         gap = " " if word.span.start > at and used else ""
@@ -365,7 +373,7 @@ def _shade_text(explanation: OcclusionExplanation, width: int) -> Text:
             shown.append("\n  ")
             gap, used = "", 0
         shown.append(gap)
-        shown.append(piece, _shade(word, explanation.scale))
+        shown.append(piece, _shade(word, scale))
         used += cell_len(gap + piece)
         at = word.span.end
     return shown.append("\n")
@@ -511,10 +519,10 @@ def _sentence(
     """Return a sentence with its numbers and its shaded words."""
     alone = len(explanation.sentences) < 2
     most_word = max((word.weight or 0.0 for word in sentence.words), default=0.0)
-    text, at = [], sentence.words[0].span.start
+    text, at, scale = [], sentence.words[0].span.start, explanation.scale
     for word in sentence.words:
         text.append(_escape(explanation.text[at : word.span.start]))
-        text.append(_word(word, explanation.scale, most_word))
+        text.append(_word(word, scale, most_word))
         at = word.span.end
     shown = "".join(text)
     if alone:

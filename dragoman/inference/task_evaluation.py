@@ -14,6 +14,7 @@ from dragoman._version import __version__
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.task_bundle import build_loaded_task_model
 from dragoman.config import apply_overrides
+from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runtime.device import choose_device
@@ -94,13 +95,7 @@ def evaluate_task(
                 "found none; pass --test FILE"
             ]
         )
-    if not len(store):
-        raise DataError(
-            f"{' and '.join(map(str, files))} must hold examples to score",
-            found=", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items())
-            or "none",
-            fix="check the path, or what wrote the file",
-        )
+    check_examples(store, files)
     started = time.monotonic()
     with torch.no_grad():
         metrics, rows = task.evaluate_in_detail(
@@ -129,3 +124,14 @@ def evaluate_task(
 
 def _version() -> str:
     return f"dragoman:{__version__}"
+
+
+def check_examples(store: InMemoryExamples, files: Sequence[Path]) -> None:
+    """Raise DataError if files hold no examples to score."""
+    if not len(store):
+        raise DataError(
+            f"{' and '.join(map(str, files))} must hold examples to score",
+            found=", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items())
+            or "none",
+            fix="check the path, or what wrote the file",
+        )

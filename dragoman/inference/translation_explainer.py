@@ -51,7 +51,7 @@ class _FirstSegment(NamedTuple):
 
     segment: Segment
     config: Config
-    count: int
+    num_segments: int
 
 
 class TranslationExplainer(abc.ABC):

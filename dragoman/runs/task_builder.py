@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.runs.model_directory import DataFile, require_same_files
 from dragoman.runs.run_builder import DataSummary, RunBuilder
 from dragoman.runs.time_budget import TimeBudget
+from dragoman.runs.validation_split import is_held_out
 from dragoman.runtime import signals
 from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.atomic import replace_file
@@ -146,15 +147,16 @@ def _split_records(
     if total < 2 * every:  # too few to hold any out
         return train, None
 
-    def held_out() -> Iterator[Record]:
-        chosen = (record for index, record in enumerate(train(), 1) if index % every == 0)
-        return itertools.islice(chosen, MAX_HELD_OUT)
+    within, seed = every * MAX_HELD_OUT, config.train.seed
 
-    def others() -> Iterator[Record]:
-        last = every * MAX_HELD_OUT
-        return (record for index, record in enumerate(train(), 1) if index % every or index > last)
+    def select(*, held_out: bool) -> Iterator[Record]:
+        for number, record in enumerate(train(), 1):
+            if is_held_out(number, every=every, within=within, seed=seed) == held_out:
+                yield record
+            elif held_out and number > within:
+                return
 
-    return others, held_out
+    return partial(select, held_out=False), partial(select, held_out=True)
 
 
 def _describe_skipped(store: InMemoryExamples) -> str:

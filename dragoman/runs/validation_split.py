@@ -1,7 +1,8 @@
-"""Split of a corpus into training pairs and held-out validation pairs."""
+"""Split of a corpus into training examples and held-out validation examples."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from dragoman.data.corpus import BadPair, Corpus, CorpusView, SentencePair
@@ -25,7 +26,7 @@ class SplitCorpus(CorpusView):
         """Return the layout of the corpus and which side of the split this is."""
         return {
             **self._corpus.layout(),
-            "held_out": [self._held_out, HOLD_OUT_EVERY, HOLD_OUT_WITHIN],
+            "held_out": [self._held_out, HOLD_OUT_EVERY, HOLD_OUT_WITHIN, "hashed"],
         }
 
     def records(self) -> Iterator[SentencePair | BadPair]:
@@ -37,6 +38,16 @@ class SplitCorpus(CorpusView):
                 return
 
 
-def is_held_out(number: int) -> bool:
-    """Whether the pair of a line, counted from 1, is held out for validation."""
-    return number <= HOLD_OUT_WITHIN and number % HOLD_OUT_EVERY == 0
+def is_held_out(
+    number: int, *, every: int = HOLD_OUT_EVERY, within: int = HOLD_OUT_WITHIN, seed: int = 0
+) -> bool:
+    """Whether an example, counted from 1, is held out for validation.
+
+    One in each block of `every` is, at a position that a hash of the block and the seed chooses:
+    every n-th would be all of one class in a file whose classes alternate.
+    """
+    if number > within:
+        return False
+    block, position = divmod(number - 1, every)
+    digest = hashlib.blake2b(f"{seed} {block}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % every == position

@@ -126,3 +126,19 @@ def test_a_damaged_model_is_reported_before_anything_is_written(model, tmp_path,
     assert main(["plot", str(damaged), "--out", str(out)]) == 65
     assert "config.json must be as it was written" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_reason_names_its_model_if_there_are_several(model, files, tmp_path, capsys) -> None:
+    labels = write_classifier(tmp_path / "labels")
+    command = ["plot", str(model), str(labels), "--out", str(tmp_path / "out"), *files]
+    assert main([*command, "--what", "curves", "--what", "length"]) == 0
+    assert "no figure of length: labels: BLEU is of translation" in capsys.readouterr().err
+
+
+def test_an_empty_test_set_is_an_error(tmp_path, capsys) -> None:
+    labels = write_classifier(tmp_path / "labels")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    command = ["plot", str(labels), "--what", "calibration", "--test", str(empty)]
+    assert main([*command, "--out", str(tmp_path / "a.png")]) == 2
+    assert "empty.jsonl must hold examples to score; found none" in capsys.readouterr().err

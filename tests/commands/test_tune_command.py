@@ -200,3 +200,13 @@ def test_invalid_arguments_are_one_line(
 def test_no_data_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--budget=1m", f"--out={tmp_path / 'study'}"]) == 2
     assert "tuning needs data; found none" in capsys.readouterr().err
+
+
+def test_an_empty_training_file_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    options = ["--train", str(empty), "--out", str(tmp_path / "out"), "--budget", "30s"]
+    assert main(["tune", "--task", "classify", *options, "--dry-run"]) == 2
+    assert "empty.jsonl must hold examples to train on; found no line" in capsys.readouterr().err

@@ -181,7 +181,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             expected = expected_score(output.score, self.task.min_score).tolist()
             scores = [{"score": score} for score in expected]
         nothing: list[dict[str, Any]] = [{}] * len(encoded)
-        unlabelled = {"label": "", "probabilities": dict[str, float]()} if labels else {}
+        unlabelled: dict[str, Any] = {"label": "", "probabilities": {}} if labels else {}
         return [
             PairPrediction(**unlabelled, notes=(EMPTY_NOTE,))
             if each.is_empty

@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from dragoman.explain import word_occlusion
 from dragoman.explain.word_occlusion import (
     CharacterSpan,
     OcclusionExplanation,
@@ -111,6 +112,26 @@ def test_of_many_words_those_with_the_largest_weights_are_left_out():
     )
     assert [word.drop for word in plain.words] == [0.25, 0.25, 0.25, None]
     assert plain.notes == ["the first 3 of 4 words were left out in turn"]
+
+
+def test_the_words_that_the_model_reads_are_bounded(monkeypatch):
+    monkeypatch.setattr(word_occlusion, "MAX_RUN_WORDS", 24)
+    text = "a b. " * 4
+    spans = [CharacterSpan(at, at + 1) for at in range(len(text)) if text[at] in "ab"]
+    sentences = [SentenceSpans(words=spans[at : at + 2]) for at in range(0, 8, 2)]
+    calls = []
+
+    def predict(texts):
+        calls.extend(texts)
+        return [0.5] * len(texts)
+
+    found = explain_text(text, sentences, {"x": 0.75}, "x", predict)
+    assert len(calls) == 2 * 24 // 8
+    assert found.notes == [
+        "the first 3 of 8 words were left out in turn",
+        "the first 3 of 4 sentences were left out in turn",
+    ]
+    assert [sentence.drop for sentence in found.sentences] == [0.25, 0.25, 0.25, None]
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,27 @@ def test_every_record_is_trained_on_or_held_out(
     path.write_text("".join(f"line {number}\n" for number in range(lines)))
     config = Config().replace(data={"hold_out": 5})
     train, valid = task_builder._split_records(config, {"train": [str(path)], "valid": []})
-    assert numbers(valid) == ([] if lines < 10 else [5, 10, 15][: lines // 5])
+    found = numbers(valid)
+    assert [(number - 1) // 5 for number in found] == (
+        [] if lines < 10 else [0, 1, 2][: lines // 5]
+    )
+    assert found == numbers(valid)
     assert sorted([*numbers(train), *numbers(valid)]) == list(range(1, lines + 1))
     given = task_builder._split_records(config, {"train": [str(path)], "valid": [str(path)]})
     assert numbers(given[0]) == numbers(given[1]) == list(range(1, lines + 1))
+
+
+def test_examples_held_out_of_alternating_classes_are_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(400)))
+    found = []
+    for seed in (1, 1, 2):
+        config = Config().replace(data={"hold_out": 10}, train={"seed": seed})
+        _, valid = task_builder._split_records(config, {"train": [str(path)], "valid": []})
+        found.append(numbers(valid))
+    assert len(found[0]) == 40
+    assert 10 < sum(number % 2 for number in found[0]) < 30
+    assert found[0] == found[1] != found[2]
 
 
 def test_steps_and_epochs_are_converted_into_each_other() -> None:
