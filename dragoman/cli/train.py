@@ -370,7 +370,7 @@ def check_corpus_files(config: Config | None) -> None:
         files = [Path(each) for each in file_names(getattr(config.data, name)) if each]
         for path in files:
             open_input_file(path).close()
-        if files and name in ("src", "pairs", "train") and all(map(_is_empty, files)):
+        if files and name in ("pairs", "train") and all(map(_is_empty, files)):
             raise DataError(
                 f"{' and '.join(map(str, files))} must hold examples to train on",
                 found="no line at all",

@@ -126,7 +126,7 @@ def _version() -> str:
     return f"dragoman:{__version__}"
 
 
-def check_examples(store: InMemoryExamples, files: Sequence[Path]) -> None:
+def check_examples(store: InMemoryExamples, files: Sequence[Path | str]) -> None:
     """Raise DataError if files hold no examples to score."""
     if not len(store):
         raise DataError(
