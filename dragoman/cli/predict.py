@@ -144,13 +144,13 @@ def predict(
             )
 
 
-def check_no_text_field(text_field: str) -> None:
+def check_no_text_field(text_fields: Sequence[str] | None) -> None:
     """Raise ConfigError for --text-field beside a text, which has no fields."""
-    if text_field:
+    if text_fields:
         raise ConfigError(
             [
-                f"--text-field is for files with fields; found {text_field!r:.40} beside a text on "
-                "the command line; leave it out"
+                f"--text-field is for files with fields; found {text_fields[0]!r:.40} beside a text "
+                "on the command line; leave it out"
             ]
         )
 
