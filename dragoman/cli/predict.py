@@ -149,8 +149,8 @@ def check_no_text_field(text_fields: Sequence[str] | None) -> None:
     if text_fields:
         raise ConfigError(
             [
-                f"--text-field is for files with fields; found {text_fields[0]!r:.40} beside a text "
-                "on the command line; leave it out"
+                f"--text-field is for files with fields; found {text_fields[0]!r:.40} beside a "
+                "text on the command line; leave it out"
             ]
         )
 
