@@ -114,10 +114,10 @@ def require_new_directory(out: Path) -> None:
 
 def require_parent_directory(out: Path) -> None:
     """Raise an error unless `out` is, or can be made as, a directory in an existing one."""
-    for path in (out.absolute().parent, out):
+    for path, must in ((out.parent, "must be in a directory"), (out, "must be a directory")):
         if path.exists() and not path.is_dir():
             raise BundleError(
-                "--out must be a directory in an existing one",
+                f"--out {must}",
                 found=f"a file at {path}",
                 fix="choose another path",
             )

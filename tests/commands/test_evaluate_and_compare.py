@@ -318,6 +318,7 @@ def test_outputs_are_checked_before_any_work(
     model = tmp_path / "damaged-model"
     model.mkdir()
     (model / "manifest.json").write_text("no JSON")
+    (model / "config.json").write_text("{}")
     for hyp, words in (
         (
             tmp_path / "missing" / "out.txt",

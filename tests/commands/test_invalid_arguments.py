@@ -188,8 +188,8 @@ def test_a_damaged_configuration_is_corruption(
     ("out", "found"),
     [
         ("missing/a", "--out must be in an existing directory; found no"),
-        ("file", "--out must be a directory in an existing one; found a file at"),
-        ("file/a", "--out must be a directory in an existing one; found a file at"),
+        ("file", "--out must be a directory; found a file at"),
+        ("file/a", "--out must be in a directory; found a file at"),
     ],
 )
 @pytest.mark.parametrize("command", [["average"], ["export", "--to", "dragoman"]])
