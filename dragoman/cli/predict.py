@@ -106,10 +106,10 @@ def predict(
     from dragoman.inference.predictors.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
-    if top > 1 and not predictor.has_labels:
+    if top > 1 and not predictor.has_alternatives:
         raise ConfigError(
             [
-                "--top is for models that choose among labels; found a model of the task "
+                "--top is for models that choose among labels or tokens; found a model of the task "
                 f"{predictor.task_name}; leave it out"
             ]
         )

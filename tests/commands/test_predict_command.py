@@ -43,6 +43,7 @@ def make_length_classifier() -> Any:
 
     class LengthClassifier(Predictor):
         task_name = "classify"
+        has_alternatives = True
 
         @classmethod
         def load(cls, path, *, device="auto"):

@@ -62,7 +62,7 @@ def test_several_labels_are_for_models_with_labels(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", "-m", str(folder / "model"), "--top", "5", "Emil sees"]) == 2
-    found = "choose among labels; found a model of the task tag; leave it out"
+    found = "choose among labels or tokens; found a model of the task tag; leave it out"
     assert found in capsys.readouterr().err
 
 

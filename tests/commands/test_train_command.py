@@ -359,7 +359,7 @@ def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
     ]
     assert train(*settings, "--dry-run", quick=False, recipe="") == 0
     err = capsys.readouterr().err
-    assert "corpus: 59 sentence pairs" in err, "one of sixty is held out for validation"
+    assert "corpus: 58 sentence pairs" in err, "two of sixty are held out for validation"
     assert "vocabulary size: " in err
     assert "size: width 128" in err
 

@@ -103,8 +103,8 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
     # What a task defines.
 
     @property
-    def has_labels(self) -> bool:
-        """Whether a prediction is a label among several with their probabilities."""
+    def has_alternatives(self) -> bool:
+        """Whether a prediction is one of several labels or tokens, with their probabilities."""
         return False
 
     @abc.abstractmethod

@@ -122,7 +122,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
         return self.task.text.labels.names
 
     @property
-    def has_labels(self) -> bool:
+    def has_alternatives(self) -> bool:
         """Whether a prediction is a label: always."""
         return True
 

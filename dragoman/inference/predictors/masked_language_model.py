@@ -77,6 +77,11 @@ class MaskedLanguageModel(LanguageModel):
     task: MaskedLanguageTask
     model: MaskedLM
 
+    @property
+    def has_alternatives(self) -> bool:
+        """Whether a prediction is one of several tokens: always."""
+        return True
+
     def fill_mask(self, text: str, *, top: int = 5) -> FilledText:
         """Return the most probable tokens for each mask of a text, and the text filled in.
 

@@ -100,7 +100,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
     task: PairsTask
 
     @property
-    def has_labels(self) -> bool:
+    def has_alternatives(self) -> bool:
         """Whether the model was trained with labels."""
         return self.task.text.labels is not None
 

@@ -64,7 +64,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
     task: SetsTask
 
     @property
-    def has_labels(self) -> bool:
+    def has_alternatives(self) -> bool:
         """Whether the model was trained with labels."""
         return self.task.text.labels is not None
 

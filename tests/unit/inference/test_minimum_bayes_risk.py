@@ -68,7 +68,7 @@ def test_the_choice_has_the_highest_expected_utility(translator: Translator, met
     [found] = translator.stream([LINES[2]], mbr=metric, samples=12, seed=4, nbest=12)
     drawn = TranslationOptions(mbr=metric, samples=12, seed=4).strategy(translator.config.decode)
     batches = translator._batch_translator
-    segment, _ = translator._first_segment(LINES[2], TranslationOptions())
+    segment, *_ = translator._first_segment(LINES[2], TranslationOptions())
     request = batches.build_request([segment], TranslationOptions(), drawn)
     [texts] = batches.detokenize(batches.native.generate(request))
     counts = Counter(texts)
