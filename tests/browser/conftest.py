@@ -103,14 +103,10 @@ class Visit:
         self.page.locator('html[data-ready="true"]').wait_for(state="attached")
 
     def wait_until(self, condition: str, argument: Any = None) -> None:
-        """Wait until a function of JavaScript returns true; `wait_for_function` breaks the page's
-        policy.
-        """
-        for _ in range(1500):
-            if self.page.evaluate(condition, argument):
-                return
-            self.page.wait_for_timeout(20)
-        raise AssertionError(f"{condition} does not hold after 30 s")
+        """Wait until a JavaScript function returns true."""
+        from page_kit import wait_until
+
+        wait_until(self.page, condition, argument)
 
 
 @pytest.fixture

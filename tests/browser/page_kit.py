@@ -148,3 +148,14 @@ def open_page(
     except TimeoutError as error:
         raise AssertionError(f"the page did not start: {problems}") from error
     return page, server, problems
+
+
+def wait_until(page: Page, condition: str, argument: Any = None) -> None:
+    """Wait until a JavaScript function returns true; `wait_for_function` would evaluate a string
+    in the page, which its content security policy forbids.
+    """
+    for _ in range(1500):
+        if page.evaluate(condition, argument):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"{condition} does not hold after 30 s")

@@ -75,8 +75,8 @@ def test_a_keyboard_reaches_ten_goals(browser: Any) -> None:
     page.keyboard.press("F6")  # the tour
     keys.press("F6", "Tab")
     keys.until("#ask-text")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_timeout(100)
+    with page.expect_response("**/api/explain"):
+        page.keyboard.press("Control+Enter")
     assert ("explain", "The house") in [
         (path, body["text"][:9]) for path, body in server.requests if body and "text" in body
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_kit import open_context, open_page
+from page_kit import open_context, open_page, wait_until
 from synthetic import make_explanation
 
 from dragoman.explore.html_export import export_html
@@ -467,8 +467,9 @@ def test_a_note_on_attribution_takes_no_method_away(show):
 
 def test_heads_out_of_sight_are_drawn_too(show):
     page, _, problems = show(make_explanation(layers=4, heads=8), width=400)
-    page.wait_for_function(
-        "[...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)"
+    wait_until(
+        page,
+        "() => [...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)",
     )
     assert page.locator(".head-cell canvas").count() == 96
     assert problems == []

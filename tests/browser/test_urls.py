@@ -9,7 +9,7 @@ import string
 from typing import Any
 
 import pytest
-from page_kit import ORIGIN, open_context, open_page
+from page_kit import ORIGIN, open_context, open_page, wait_until
 from playwright.sync_api import expect
 from synthetic import make_explanation
 
@@ -17,6 +17,8 @@ SOURCE = "The house at the river was built by an old engineer."
 TARGET = "Das Haus am Fluss wurde von einem alten Ingenieur gebaut."
 STATE = "() => import('/explore/static/js/state.js').then((module) => module.store.get())"
 SET = "(patch) => import('/explore/static/js/state.js').then((module) => module.store.set(patch, { push: true }))"
+WRITTEN = """() => Promise.all([import('/explore/static/js/state.js'), import('/explore/static/js/url.js')]).then(
+  ([{ store }, { formatFragment }]) => formatFragment(store.get(), location.hash) === location.hash.slice(1))"""
 PARSE = """(fragments) => import('/explore/static/js/url.js').then(({ parseFragment, formatFragment }) =>
   fragments.map((each) => {
     const state = parseFragment(each);
@@ -57,7 +59,7 @@ def test_random_states_come_back_from_their_address(browser: Any, count: int) ->
     for _ in range(count):
         page.evaluate(SET, random_state(generator, explanation))
         saved = page.evaluate(STATE)
-        page.wait_for_timeout(200)  # the address follows when the selection pauses
+        wait_until(page, WRITTEN)  # the address follows when the selection pauses
         url = page.url
         for text in (SOURCE, TARGET, "Haus", "house", "Fluss"):
             assert text not in url
@@ -76,7 +78,7 @@ def test_back_and_forward(browser: Any) -> None:
     page, _, problems = open_page(context, explanation, "t=1")
     generator = random.Random(2)
     states = [page.evaluate(STATE)]
-    page.wait_for_timeout(200)
+    wait_until(page, WRITTEN)
     for _ in range(5):
         page.evaluate(SET, random_state(generator, explanation))
         states.append(page.evaluate(STATE))
@@ -145,9 +147,12 @@ def test_fuzzed_fragments_do_no_harm(browser: Any) -> None:
     assert all(page.evaluate(PARSE, fragments))
     for fragment in fragments[:40]:
         page.evaluate("(fragment) => { location.hash = fragment; }", fragment)
-    page.wait_for_timeout(100)
-    page.evaluate("location.hash = 't=9999&s=9999&h=q9.9&n=999999&off=z1.1'")
-    page.wait_for_timeout(100)
+    page.evaluate(
+        """() => new Promise((resolve) => {
+          location.hash = 't=9999&s=9999&h=q9.9&n=999999&off=z1.1';
+          addEventListener('hashchange', ({ newURL }) => newURL.endsWith('off=z1.1') && resolve());
+        })"""
+    )
     state = page.evaluate(STATE)
     assert state["off"] == []
     assert state["node"] is None
@@ -182,7 +187,7 @@ def test_the_tours_steps_are_addresses(browser: Any) -> None:
     for step in range(1, 9):
         assert f"tour={step}" in page.url
         titles.append(page.inner_text("#panel-tour h3"))
-        page.wait_for_timeout(200)
+        wait_until(page, WRITTEN)
         state = page.evaluate(STATE)
         # The exact effect of a head comes a moment later than its estimate.
         expect(page.locator(".tour-text")).not_to_contain_text("estimated")
