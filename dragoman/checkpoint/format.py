@@ -1,4 +1,7 @@
-"""Checkpoint format: safetensors files of the parts or their shards, state.json, manifest."""
+"""Read and write checkpoints: safetensors files of the parts or their shards, state.json, manifest.
+
+The tensors come from `training/checkpointer.py`; state.json is `TrainState.state_dict`.
+"""
 
 from __future__ import annotations
 

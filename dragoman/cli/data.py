@@ -107,7 +107,7 @@ def check(
     if task != "translate" or files:
         options = {"--src": src, "--tgt": tgt, "--pairs": pairs}
         texts = _name_text_fields(task, text_field or [])
-        _check_labelled(
+        _check_labeled(
             task,
             files or [],
             valid or [],
@@ -200,7 +200,7 @@ def _name_text_fields(task: str, fields: list[str]) -> dict[str, str]:
     return dict(zip(names, fields, strict=False))
 
 
-def _check_labelled(
+def _check_labeled(
     task: str,
     files: list[Path],
     valid: list[Path],

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.durations import format_duration
 from dragoman.cli.options import DeviceOption
 from dragoman.cli.printing import print_result, print_table
 from dragoman.storage.disk_checks import require_parent_writable
+from dragoman.training.progress import format_duration
 
 if TYPE_CHECKING:
     from dragoman.demo.dates import DatePair

@@ -1,4 +1,4 @@
-"""Parse and format durations: 90s, 30m, 1h, 1h30m."""
+"""Parse durations: 90s, 30m, 1h, 1h30m."""
 
 from __future__ import annotations
 
@@ -32,11 +32,3 @@ def parse_duration(text: str) -> float:
             [f"a duration must be a number with its unit s, m, h or d; found {text!r}; {hint}"]
         )
     return total
-
-
-def format_duration(seconds: float) -> str:
-    """Return seconds as `45 s`, `12 min` or `3 h 05 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,4 +1,7 @@
-"""Options that `train` and `tune` share: the data of a run, and its settings."""
+"""Options that `train` and `tune` share: the data of a run, and its settings.
+
+Hyperparameters are settings (`config/`), given by `--set` or a file, not options of their own.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data 
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
 
 
-class LabelledText(NamedTuple):
+class LabeledText(NamedTuple):
     """One example: its line, with the file where there are several, its text and its labels."""
 
     line: int | str
@@ -170,7 +170,7 @@ def check_labels(
     counts: Counter[str] = Counter()
     sizes: Counter[int] = Counter()  # labels per text
     lines: dict[str, list[int | str]] = {name: [] for name in _CHECKS}
-    first_seen: dict[int, LabelledText] = {}  # by the hash of a text's letters
+    first_seen: dict[int, LabeledText] = {}  # by the hash of a text's letters
     label_lines: dict[str, list[int | str]] = {}
     for example in read_examples(records, task, names, bad=lines["broken"]):
         examples += 1
@@ -256,7 +256,7 @@ def read_examples(
     names: FieldNames,
     *,
     bad: list[int | str] | None = None,
-) -> Iterator[LabelledText]:
+) -> Iterator[LabeledText]:
     """Yield the text and the labels of each record.
 
     A line of another file than the first is given with the file's name. The lines of rows that
@@ -289,6 +289,6 @@ def read_examples(
             bad.append(line_of(record))
             continue
         files.add(record.file)
-        yield LabelledText(line_of(record), *example)
+        yield LabeledText(line_of(record), *example)
     if bad_lines and not files:
         raise next(iter(bad_lines.values())).error()

@@ -287,7 +287,7 @@ def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
             continue
         values = [str(value) for value in row.values]
         if not names:
-            if values == [""]:
+            if values in ([], [""]):
                 continue
             _check_header(path, row.number, values)
             is_header = _is_header(values)
@@ -298,7 +298,7 @@ def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
             )
             if is_header:
                 continue
-        if values == [""]:
+        if values in ([], [""]):
             continue
         if len(values) != len(names):
             yield _wrong_width(path, row, len(names))

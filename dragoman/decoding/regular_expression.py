@@ -461,7 +461,7 @@ class _NFA:
     """States with labelled and with empty transitions, built from an expression."""
 
     def __init__(self, expression: Expression) -> None:
-        self.labelled = list[list[tuple[CharacterSet, int]]]()
+        self.labeled = list[list[tuple[CharacterSet, int]]]()
         self.empty = list[list[int]]()
         self.start = self._add()
         self.end = self._build(expression, self.start)
@@ -474,7 +474,7 @@ class _NFA:
                     "found more; shorten a counted repetition such as {1,500}"
                 ]
             )
-        self.labelled.append([])
+        self.labeled.append([])
         self.empty.append([])
         return len(self.empty) - 1
 
@@ -482,7 +482,7 @@ class _NFA:
         """Add the states of an expression that begins in a state; return the one where it ends."""
         if isinstance(node, Characters):
             end = self._add()
-            self.labelled[at].append((node.members, end))
+            self.labeled[at].append((node.members, end))
             return end
         if isinstance(node, Concatenation):
             for part in node.parts:
@@ -540,10 +540,10 @@ def build_dfa(expression: Expression, alphabet: Alphabet) -> DFA:
     """Return the least automaton of an expression; the alphabet must know its sets."""
     nfa = _NFA(expression)
     closures = nfa.closures()
-    members = {each: alphabet.members(each) for row in nfa.labelled for each, _ in row}
+    members = {each: alphabet.members(each) for row in nfa.labeled for each, _ in row}
     moves = [
         [(np.flatnonzero(members[each]).tolist(), closures[target]) for each, target in row]
-        for row in nfa.labelled
+        for row in nfa.labeled
     ]
     start = closures[nfa.start]
     numbers, order, rows = {start: 0}, [start], list[list[int]]()

@@ -65,7 +65,7 @@ def _unsupported_settings(
     for name, side in zip(("encoder", "decoder"), sides, strict=True):
         must(
             side.residual in (PostNorm, PreNorm),
-            "model.residual must be post or pre",
+            "model.residual must be post_norm or pre_norm",
             side.residual,
         )
         must(side.norm_type is LayerNorm, "model.norm must be layer", side.norm_type)

@@ -83,7 +83,7 @@ def render_beam(
             line = " " * (_STEP_CELLS + 1) + indent + note
             shown.append(f"{shorten_cells(line, width)}\n", "dim")
             continue
-        token = _label_token(explanation.pieces.get(int(trace.token[node]), ""))
+        token = _label_token(explanation.token_texts.get(int(trace.token[node]), ""))
         probability = math.exp(float(trace.logprob[node]))
         mark = "*" if node in winner else " "
         numbers = fit_cells(str(trace.step[node] + 1), _STEP_CELLS, right=True) + mark

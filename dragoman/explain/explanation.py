@@ -199,7 +199,7 @@ class Explanation:
     arrays: dict[str, Array] = field(default_factory=dict)
     checks: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # panel -> why there is nothing
-    pieces: dict[int, str] = field(default_factory=dict)  # texts of ids in the beam and n-best
+    token_texts: dict[int, str] = field(default_factory=dict)  # texts of ids in the beam and n-best
     branches: dict[str, dict[str, Any]] = field(default_factory=dict)
     ablations: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Of an explanation that was read from JSON: group borders of pooled arrays, and its digest.

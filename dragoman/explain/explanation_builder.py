@@ -509,7 +509,7 @@ def add_search(
         nbest=list_nbest(searched),
         beam=trace,
         missing=dict(explanation.missing) | ({"beam": NO_BEAM} if trace is None else {}),
-        pieces=dict(zip(named, token_texts(tokenizer, named), strict=True)),
+        token_texts=dict(zip(named, token_texts(tokenizer, named), strict=True)),
     )
 
 

@@ -227,7 +227,7 @@ def encode_parts(explanation: Explanation) -> dict[str, Any]:
             "nodes": {name: f"beam.{name}" for name in BEAM_FIELDS},
             "dropped": int(beam.dropped),
         },
-        "pieces": {str(each): text for each, text in sorted(explanation.pieces.items())},
+        "token_texts": {str(each): text for each, text in sorted(explanation.token_texts.items())},
         "sites": [
             {
                 **dataclasses.asdict(site),
@@ -314,7 +314,7 @@ def decode_explanation(values: Any) -> Explanation:
         arrays={name: array for name, array in arrays.items() if name not in nodes.values()},
         checks=values["checks"],
         missing=values["missing"],
-        pieces={int(each): text for each, text in values["pieces"].items()},
+        token_texts={int(each): text for each, text in values["token_texts"].items()},
         branches=values.get("branches", {}),
         ablations=values.get("ablations", {}),
         pools={name: entry["pool"] for name, entry in tensors.items() if entry["pool"]},

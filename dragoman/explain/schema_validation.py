@@ -239,9 +239,9 @@ def find_inconsistencies(values: Mapping[str, Any], arrays: Mapping[str, Array])
     steps, tokens = len(values["steps"]), len(values["target"]["tokens"])
     if values["model"].get("task") in ("translate", "language") and steps != tokens:
         yield f"steps must be as many as target tokens; found {steps} and {tokens}"
-    for key in values["pieces"]:
+    for key in values["token_texts"]:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            yield f"keys of pieces must be token ids; found {key!r:.40}"
+            yield f"keys of token_texts must be token ids; found {key!r:.40}"
             break
     yield from _check_sites(values, arrays)
     if values["beam"] is not None:

@@ -1,4 +1,7 @@
-"""Mixed precision: autocast, and a bfloat16 compute copy of float32 master weights."""
+"""Mixed precision: autocast, and a bfloat16 compute copy of float32 master weights.
+
+Only bfloat16 is used, so there is no GradScaler; `TrainStep` skips steps with non-finite gradients.
+"""
 
 from __future__ import annotations
 

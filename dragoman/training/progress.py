@@ -311,7 +311,7 @@ class LiveProgress:
         """Draw a progress bar, and remove it at the end."""
         meter = Meter(total)
         with self._bar(
-            name, meter, lambda: [(1, format_count(meter, unit)), *_eta_field(meter)]
+            name, meter, lambda: [(1, format_meter(meter, unit)), *_eta_field(meter)]
         ) as bar:
             yield bar
         if meter.seconds >= MIN_PHASE_SECONDS:
@@ -324,7 +324,7 @@ class LiveProgress:
         """Draw the progress bar of training, with its metrics."""
         meter = TrainingMeter(steps=steps, done=done)
         with self._bar(
-            "training", meter.steps, lambda: [(1, format_count(meter.steps)), *meter.fields()]
+            "training", meter.steps, lambda: [(1, format_meter(meter.steps)), *meter.fields()]
         ) as bar:
             yield _LiveTrainingDisplay(self, meter, bar)
 
@@ -430,7 +430,7 @@ def _eta_field(meter: Meter) -> list[ProgressField]:
     return [] if meter.eta is None else [(0, f"ETA {format_duration(meter.eta)}")]
 
 
-def format_count(meter: Meter, unit: str = "") -> str:
+def format_meter(meter: Meter, unit: str = "") -> str:
     """Return a count with its total: "1,200 of 29,000 pairs"."""
     total = f" of {meter.total:,}" if meter.total is not None else ""
     return f"{meter.done:,}{total} {unit}".rstrip()
@@ -439,7 +439,7 @@ def format_count(meter: Meter, unit: str = "") -> str:
 def format_phase(name: str, meter: Meter, unit: str) -> str:
     """Return the progress of a phase: count, rate, ETA."""
     eta = f", ETA {format_duration(meter.eta)}" if meter.eta is not None else ""
-    return f"{name}: {format_count(meter, unit)}, {meter.rate:,.0f} {unit or 'items'}/s{eta}"
+    return f"{name}: {format_meter(meter, unit)}, {meter.rate:,.0f} {unit or 'items'}/s{eta}"
 
 
 def format_validation(step: int, metrics: Mapping[str, float], best: Mapping[str, float]) -> str:

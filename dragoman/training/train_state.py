@@ -1,4 +1,8 @@
-"""Training state: step counters, best metrics, divergence detection; not the tensors."""
+"""Training state: step counters, best metrics, divergence detection; not the tensors.
+
+`Trainer` restores it. There is no state of a random generator in it: `TrainStep` seeds each
+micro-batch from the seed, the step and its index.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from dragoman.checkpoint.format import Checkpoint, has_json_type
-from dragoman.data.collate import Cursor
+from dragoman.data.batch_plan import Cursor
 from dragoman.errors import DivergedError
 from dragoman.storage.manifest import corrupt_file_error
 from dragoman.training.data_loader import GlobalBatch
@@ -18,7 +22,16 @@ from dragoman.training.train_step import StepMetrics
 
 logger = logging.getLogger(__name__)
 
-LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte", "mae", "mse"}
+LOWER_IS_BETTER = {
+    "loss",
+    "perplexity",
+    "pseudo_perplexity",
+    "bits_per_byte",
+    "mae",
+    "mse",
+    "calibration_error",
+    "log_likelihood_gap",
+}
 
 MAX_CONSECUTIVE_SKIPS = 10
 SKIP_WINDOW = 1000

@@ -268,7 +268,7 @@ def make_explanation(
         }
     s, t = (len(sides[name]["tokens"]) for name in ("source", "target"))
     ids = [token["id"] for token in sides["target"]["tokens"]]
-    pieces = {str(token["id"]): token["text"] for token in sides["target"]["tokens"]}
+    token_texts = {str(token["id"]): token["text"] for token in sides["target"]["tokens"]}
 
     steps = []
     for index, token in enumerate(sides["target"]["tokens"]):
@@ -281,7 +281,7 @@ def make_explanation(
             alternative = " " + WORDS[(index + 3 * place) % len(WORDS)]
             top.append([4 + (index * 31 + place * 97) % 7996, alternative, float(log_prob)])
         top[rank - 1] = [token["id"], token["text"], top[rank - 1][2]]
-        pieces.update({str(each[0]): each[1] for each in top})
+        token_texts.update({str(each[0]): each[1] for each in top})
         steps.append(
             {
                 "id": token["id"],
@@ -408,14 +408,14 @@ def make_explanation(
         for key, array in arrays.items():
             tensors[f"beam.{key}"] = encode(array, types[key])
         for node_id in arrays["token"]:
-            pieces.setdefault(str(node_id), " " + WORDS[int(node_id) % len(WORDS)])
+            token_texts.setdefault(str(node_id), " " + WORDS[int(node_id) % len(WORDS)])
         beam = {
             "width": width,
             "reasons": list(REASONS),
             "nodes": {key: f"beam.{key}" for key in types},
         }
         for entry in nbest:
-            entry["text"] = "".join(pieces[str(i)] for i in entry["tokens"] if i != 3).strip()
+            entry["text"] = "".join(token_texts[str(i)] for i in entry["tokens"] if i != 3).strip()
     positions = {"kind": "none", "note": "", "tensor": None, "curves": [], "reach": None}
     if "positions" not in missing:
         size = max(s, t)
@@ -457,7 +457,7 @@ def make_explanation(
         "steps": steps,
         "score": {"sum": total, "normalised": total / t, "penalty": "average"},
         "nbest": nbest,
-        "pieces": pieces,
+        "token_texts": token_texts,
         "beam": beam,
         "sites": sites,
         "heads": summaries,

@@ -276,7 +276,7 @@ class ClassifiedText(TaskInput):
         length = len(numbers) if over_sentences else len(self.source.tokens)
         weights = seen.weights[0, ..., :length]
         queries = weights.size(1)
-        is_labelled = path == "attributes" or self.config.classify.pooling == "labels"
+        is_labeled = path == "attributes" or self.config.classify.pooling == "labels"
         labels = [f"hop {number}" for number in range(1, queries + 1)]
         site = AttentionSite(
             id=f"{letter}0",
@@ -285,9 +285,9 @@ class ClassifiedText(TaskInput):
             group="encoder",
             layer=1 if over_sentences else 0,
             heads=weights.size(0),
-            query="class" if is_labelled else "seed",
+            query="class" if is_labeled else "seed",
             key="sentence" if over_sentences else "source",
-            query_labels=names if is_labelled else labels if queries > 1 else ["text"],
+            query_labels=names if is_labeled else labels if queries > 1 else ["text"],
             key_labels=numbers if over_sentences else None,
         )
         norms = contribution_norms(None, weights, seen.values[0, :, :length])

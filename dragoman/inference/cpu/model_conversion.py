@@ -1,4 +1,8 @@
-"""Convert a model for the CPU: to the C++ kernels or to PyTorch, in float32 or calibrated int8."""
+"""Convert a model for the CPU: to the C++ kernels or to PyTorch, in float32 or calibrated int8.
+
+In int8 all linear layers, the output projection too, have int8 weights; embeddings and norms stay
+in float32. `linear.py` quantizes for PyTorch, `packed_weights.py` for the C++ kernels.
+"""
 
 from __future__ import annotations
 

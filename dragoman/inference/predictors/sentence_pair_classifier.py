@@ -181,9 +181,9 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             expected = expected_score(output.score, self.task.min_score).tolist()
             scores = [{"score": score} for score in expected]
         nothing: list[dict[str, Any]] = [{}] * len(encoded)
-        unlabelled: dict[str, Any] = {"label": "", "probabilities": {}} if labels else {}
+        unlabeled: dict[str, Any] = {"label": "", "probabilities": {}} if labels else {}
         return [
-            PairPrediction(**unlabelled, notes=(EMPTY_NOTE,))
+            PairPrediction(**unlabeled, notes=(EMPTY_NOTE,))
             if each.is_empty
             else PairPrediction(**one, **other)
             for each, one, other in zip(encoded, labels or nothing, scores or nothing, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.cli.durations import format_duration, parse_duration
+from dragoman.cli.durations import parse_duration
 from dragoman.errors import ConfigError
 
 
@@ -53,23 +53,6 @@ def test_invalid_durations_are_rejected(text: str) -> None:
 def test_duration_without_a_unit_suggests_units() -> None:
     with pytest.raises(ConfigError, match="found '30'; did you mean 30s or 30m"):
         parse_duration("30")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (4.25, "4.2 s"),
-        (10, "10 s"),
-        (45, "45 s"),
-        (100, "2 min"),
-        (600, "10 min"),
-        (5400, "90 min"),
-        (6000, "1 h 40 min"),
-        (11_100, "3 h 05 min"),
-    ],
-)
-def test_durations_are_formatted(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize("text", ["0s", "0h 0m", "0.0d"])

@@ -43,6 +43,13 @@ def test_compressed_files_are_read(tmp_path):
     assert record_format(path) == ".jsonl"
 
 
+@pytest.mark.parametrize("mark", [",", "\t"])
+def test_empty_lines_of_a_table_are_left_out(tmp_path, mark):
+    text = "\ntext,label\n\none,pos\n\n".replace(",", mark)
+    [record] = read_records([write(tmp_path / ("a.csv" if mark == "," else "a.tsv"), text)])
+    assert (record.number, record.fields) == (4, {"text": "one", "label": "pos"})
+
+
 def test_csv_has_quotes_and_a_header(tmp_path):
     file = write(tmp_path / "a.csv", 'text,label\n"one, two",pos\nthree,neg\n')
     records = list(read_records([file]))

@@ -14,7 +14,15 @@ from dragoman.explain.beam_text import BeamReasons, render_beam
 from dragoman.explain.explanation import Explanation, TokenizedText
 from dragoman.text.special_tokens import EOS, UNK
 
-PIECES = {EOS: "</s>", UNK: "<unk>", 4: " Das", 5: " Haus", 6: "家", 7: "\u0301", 8: "ab\u202ecd"}
+TOKEN_TEXTS = {
+    EOS: "</s>",
+    UNK: "<unk>",
+    4: " Das",
+    5: " Haus",
+    6: "家",
+    7: "\u0301",
+    8: "ab\u202ecd",
+}
 
 
 def build(
@@ -52,7 +60,7 @@ def build(
         score={"penalty": "none"},
         beam=None if missing else trace,
         missing={"beam": missing} if missing else {},
-        pieces=PIECES,
+        token_texts=TOKEN_TEXTS,
     )
 
 

@@ -225,8 +225,11 @@ MISFITS: dict[str, tuple[Callable[[Values], None], str]] = {
         put("positions", "curves", value=[{"site": "e0", "head": 0, "x": [1.0], "y": []}]),
         "a y for each x; found 1 and 0",
     ),
-    "pieces": (put("pieces", value={"a": ""}), "token ids; found 'a'"),
-    "pieces of many digits": (put("pieces", value={"9" * 5000: ""}), "token ids; found '99"),
+    "token_texts": (put("token_texts", value={"a": ""}), "token ids; found 'a'"),
+    "token_texts of many digits": (
+        put("token_texts", value={"9" * 5000: ""}),
+        "token ids; found '99",
+    ),
     "half a character": (put("source", "text", value="\ud800"), "surrogate pair in '\\ud800'"),
     "NaN in the request": (put("request", "seed", value=math.nan), "finite; found nan"),
     "nesting": (put("positions", "note", value=nested(90)), "at most 64 deep; found more"),

@@ -125,7 +125,7 @@ def test_the_trace_of_an_explanation_holds(
     assert found.nbest[0].text == found.translation
     assert found.nbest[0].sum == pytest.approx(found.score["sum"], abs=1e-4)
     assert found.nbest[0].normalised == pytest.approx(found.score["normalised"], abs=1e-4)
-    assert {int(token) for token in trace.token[1:]} <= set(found.pieces)
+    assert {int(token) for token in trace.token[1:]} <= set(found.token_texts)
     [plain] = translator.translate([SOURCE], beam=beam, **options)
     assert found.translation == plain
 

@@ -3,7 +3,22 @@ from __future__ import annotations
 import json
 import random
 
-from dragoman.training.train_state import MAX_CONSECUTIVE_SKIPS, SPIKE_WINDOW, DivergenceDetector
+from dragoman.registry import catalogue
+from dragoman.tasks.base import load_task
+from dragoman.tasks.masked_language_model import MaskedLanguageTask
+from dragoman.training.train_state import (
+    LOWER_IS_BETTER,
+    MAX_CONSECUTIVE_SKIPS,
+    SPIKE_WINDOW,
+    DivergenceDetector,
+)
+
+
+def test_best_metrics_have_the_direction_of_their_task() -> None:
+    kinds = [MaskedLanguageTask, *(load_task(name) for name in catalogue("task"))]
+    directions = {name: higher for kind in kinds for name, higher in kind.metrics.items()}
+    assert {name for name, higher in directions.items() if not higher} <= LOWER_IS_BETTER
+    assert not {name for name, higher in directions.items() if higher} & LOWER_IS_BETTER
 
 
 def test_ten_bad_steps_in_a_row_are_divergence_and_nine_are_not() -> None:

@@ -186,7 +186,7 @@ function beamTree(ex) {
 
 export function beamToken(ex, beam, node) {
   if (node === 0) return translate('beam.root');
-  const text = ex.pieces?.[beam.token[node]] ?? `#${beam.token[node]}`;
+  const text = ex.token_texts?.[beam.token[node]] ?? `#${beam.token[node]}`;
   return text.trim() || '␣';
 }
 
@@ -214,7 +214,7 @@ export function beamFinished(ex, beam) {
 }
 
 function beamText(ex, beam, node) {
-  return beamPath(beam, node).map((each) => ex.pieces?.[beam.token[each]] ?? '').join('').trim();
+  return beamPath(beam, node).map((each) => ex.token_texts?.[beam.token[each]] ?? '').join('').trim();
 }
 
 // Whether the search continued with the node, or ended with it among its best.
@@ -404,7 +404,7 @@ class BeamPanel {
     }
     const lang = ex.target.lang || null;
     const path = beamPath(beam, beam.parent[node]);
-    const before = (path.length > 12 ? '… ' : '') + path.slice(-12).map((each) => ex.pieces?.[beam.token[each]] ?? '').join('').trim();
+    const before = (path.length > 12 ? '… ' : '') + path.slice(-12).map((each) => ex.token_texts?.[beam.token[each]] ?? '').join('').trim();
     const parts = [
       element('h3', {}, `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(beamToken(ex, beam, node), lang)),
       element('p', { class: 'answer', id: 'beam-reason' }, beamSentence(beamReason(ex, beam, node))),
