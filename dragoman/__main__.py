@@ -16,7 +16,7 @@ import os
 import sys
 
 from dragoman.runtime import signals
-from dragoman.runtime.standard_streams import make_tolerant, open_missing_descriptors
+from dragoman.runtime.tolerant_streams import make_tolerant, open_missing_descriptors
 
 # Commands that save their work when they are stopped; the others keep Python's own Ctrl-C.
 _SAVING = ("train", "demo", "tune")

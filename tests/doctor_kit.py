@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.bundle.golden import make_golden
+from dragoman.bundle.golden_vectors import make_golden
 from dragoman.config import Config
 from dragoman.doctor import ModelUnderTest, run_checks
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from dragoman.attention.local_alignment import (
         LocalPredictiveAlignment as LocalPredictiveAlignment,
     )
-    from dragoman.attention.location_coverage import CoverageAlignment as CoverageAlignment
-    from dragoman.attention.location_coverage import (
+    from dragoman.attention.location_and_coverage import CoverageAlignment as CoverageAlignment
+    from dragoman.attention.location_and_coverage import (
         CumulativeLocationAlignment as CumulativeLocationAlignment,
     )
-    from dragoman.attention.location_coverage import (
+    from dragoman.attention.location_and_coverage import (
         LocationSensitiveAlignment as LocationSensitiveAlignment,
     )
-    from dragoman.attention.location_coverage import coverage_loss as coverage_loss
+    from dragoman.attention.location_and_coverage import coverage_loss as coverage_loss
     from dragoman.attention.lsh import LSHAttention as LSHAttention
     from dragoman.attention.mechanism import Attended as Attended
     from dragoman.attention.mechanism import Mechanism as Mechanism
@@ -93,7 +93,7 @@ _HOMES = {
         "LocalMonotonicAlignment",
         "LocalPredictiveAlignment",
     ),
-    "location_coverage": (
+    "location_and_coverage": (
         "CoverageAlignment",
         "CumulativeLocationAlignment",
         "LocationSensitiveAlignment",

@@ -98,17 +98,17 @@ ALIGNMENTS = Registry(
         },
     ),
     location_sensitive=Entry(
-        "dragoman.attention.location_coverage:LocationSensitiveAlignment",
+        "dragoman.attention.location_and_coverage:LocationSensitiveAlignment",
         "Convolved previous weights are features of the score (Chorowski).",
         traits=("stateful", "has_score_features"),
     ),
     location_cumulative=Entry(
-        "dragoman.attention.location_coverage:CumulativeLocationAlignment",
+        "dragoman.attention.location_and_coverage:CumulativeLocationAlignment",
         "Location-sensitive on the sum of all earlier weights (Tacotron 2).",
         traits=("stateful", "has_score_features"),
     ),
     coverage=Entry(
-        "dragoman.attention.location_coverage:CoverageAlignment",
+        "dragoman.attention.location_and_coverage:CoverageAlignment",
         "Coverage, the sum of earlier weights, is a feature of the score (See).",
         traits=("stateful", "has_score_features"),
     ),

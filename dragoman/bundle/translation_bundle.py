@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import (
+from dragoman.bundle.golden_vectors import (
     GoldenInput,
     check_golden,
     has_discrete_attention,

@@ -19,7 +19,7 @@ from torch import Tensor
 from dragoman._version import __version__
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import Card, write_card
-from dragoman.bundle.golden import GoldenInput, make_golden
+from dragoman.bundle.golden_vectors import GoldenInput, make_golden
 from dragoman.bundle.task_bundle import (
     build_loaded_task_model,
     make_task_golden,

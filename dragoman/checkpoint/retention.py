@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dragoman.checkpoint.format import (
+from dragoman.checkpoint.checkpoint_io import (
     Checkpoint,
     list_steps,
     open_checkpoint,

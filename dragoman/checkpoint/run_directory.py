@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dragoman._version import __version__
-from dragoman.checkpoint.format import (
+from dragoman.checkpoint.checkpoint_io import (
     TENSOR_PARTS,
     Checkpoint,
     CheckpointTensors,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.durations import parse_duration
-from dragoman.cli.training_options import (
+from dragoman.cli.train_and_tune_options import (
     DATA_PANEL,
     SETTINGS_PANEL,
     ConfigOption,

@@ -13,7 +13,7 @@ from dragoman.cli.durations import parse_duration
 from dragoman.cli.options import complete_setting_paths
 from dragoman.cli.printing import print_result
 from dragoman.cli.train import check_corpus_files
-from dragoman.cli.training_options import (
+from dragoman.cli.train_and_tune_options import (
     ConfigOption,
     PairsOption,
     RecipeOption,

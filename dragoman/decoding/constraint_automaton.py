@@ -35,7 +35,7 @@ from dragoman.decoding.constraint_definitions import (
     is_mark,
     mark_characters,
 )
-from dragoman.decoding.regular_expression import (
+from dragoman.decoding.regex_to_dfa import (
     ANYTHING,
     DEAD,
     EMPTY,

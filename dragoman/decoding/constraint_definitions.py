@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dragoman.decoding.regular_expression import (
+from dragoman.decoding.regex_to_dfa import (
     ANYTHING,
     EMPTY,
     Alternation,

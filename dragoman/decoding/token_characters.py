@@ -11,7 +11,7 @@ import numpy as np
 from dragoman.decoding.constraint_definitions import (
     is_mark,
 )
-from dragoman.decoding.regular_expression import (
+from dragoman.decoding.regex_to_dfa import (
     MAX_CODE_POINT,
     BoolArray,
     CharacterSet,

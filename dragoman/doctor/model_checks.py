@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dragoman.bundle.golden import DEVICE_TOLERANCE, TOLERANCE
+from dragoman.bundle.golden_vectors import DEVICE_TOLERANCE, TOLERANCE
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.source_batch import PaddedBatch, pad_batch, pad_sources
 from dragoman.doctor.check_result import Measurement, NotApplicableError

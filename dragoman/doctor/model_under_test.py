@@ -13,7 +13,7 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import read_golden_cases
+from dragoman.bundle.golden_vectors import read_golden_cases
 from dragoman.bundle.reader import read_expected_tensors
 from dragoman.bundle.translation_bundle import build_loaded_model, expected_weights
 from dragoman.config import Config
@@ -26,8 +26,8 @@ from dragoman.doctor.check_result import NotApplicableError
 from dragoman.doctor.exported_engines import open_export
 from dragoman.errors import BundleError, DragomanError
 from dragoman.inference import Engine, SearchRequest
-from dragoman.inference.engine_directory import list_engine_names
 from dragoman.inference.engine_selection import open_engine
+from dragoman.inference.exported_engine_files import list_engine_names
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.text.special_tokens import SPECIAL_TOKENS

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import encode_golden, golden_log_probs, largest_error, read_golden_cases
+from dragoman.bundle.golden_vectors import (
+    encode_golden,
+    golden_log_probs,
+    largest_error,
+    read_golden_cases,
+)
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest

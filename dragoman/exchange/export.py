@@ -23,7 +23,7 @@ from dragoman.exchange.parity import Parity, compare_engine, compare_texts
 from dragoman.exchange.readme import write_readme
 from dragoman.exchange.transformers_runner import TransformersRunner
 from dragoman.inference import NativeEngine
-from dragoman.inference.engine_directory import (
+from dragoman.inference.exported_engine_files import (
     ENGINES_DIRECTORY,
     MANIFEST_KIND,
     model_digest,

@@ -12,7 +12,7 @@ from dragoman.evaluate.metrics import bleu_score
 from dragoman.exchange.transformer_spec import marian_language_code
 from dragoman.exchange.transformers_runner import ScoredText
 from dragoman.inference import NativeEngine, Translator
-from dragoman.inference.engine import Engine
+from dragoman.inference.engine_protocol import Engine
 from dragoman.text.tokenizer import replace_control_chars
 
 TranslateFunction = Callable[[Sequence[str], Sequence[int]], list[ScoredText]]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.location_coverage import CoverageAlignment, LocationSensitiveAlignment
+from dragoman.attention.location_and_coverage import CoverageAlignment, LocationSensitiveAlignment
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.mechanism import Mechanism
 from dragoman.attention.monotonic import MonotonicAlignment

@@ -33,7 +33,7 @@ from dragoman.explain.explanation import (
     Step,
 )
 from dragoman.explain.head_analysis import summarize_heads
-from dragoman.explain.inputs.base import (
+from dragoman.explain.tasks.base import (
     INPUT_X_GRADIENT,
     INTEGRATED_GRADIENTS,
     OCCLUSION,

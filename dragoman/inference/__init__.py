@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.decoding.search_strategy import SearchRequest
-    from dragoman.inference.engine import Engine
+    from dragoman.inference.engine_protocol import Engine
     from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.predictors.base import Predictor
     from dragoman.inference.predictors.catalogue import load
@@ -46,7 +46,7 @@ __all__ = [
 _MODULES = {
     "Classification": "dragoman.inference.predictors.classifier",
     "Classifier": "dragoman.inference.predictors.classifier",
-    "Engine": "dragoman.inference.engine",
+    "Engine": "dragoman.inference.engine_protocol",
     "NativeEngine": "dragoman.inference.native_engine",
     "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",

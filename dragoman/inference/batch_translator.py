@@ -30,7 +30,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_capture import align_batch
 from dragoman.explain.explanation import AttentionWeights
 from dragoman.explain.explanation_builder import TracedSearch
-from dragoman.inference.engine import Engine
+from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.line_segments import Segment
 from dragoman.inference.minimum_bayes_risk import rank_candidates

@@ -24,9 +24,13 @@ from dragoman.bundle import Bundle
 from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8
-from dragoman.inference.engine import Engine
-from dragoman.inference.engine_directory import ENGINES_DIRECTORY, list_engine_names, model_digest
+from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_sandbox import is_trusted
+from dragoman.inference.exported_engine_files import (
+    ENGINES_DIRECTORY,
+    list_engine_names,
+    model_digest,
+)
 from dragoman.runtime.thread_map import map_in_threads
 from dragoman.storage import manifest
 from dragoman.storage.atomic import read_regular, replace_file

@@ -17,16 +17,16 @@ from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanErro
 from dragoman.inference.cpu.model_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
-from dragoman.inference.engine import Engine
 from dragoman.inference.engine_benchmark import select_fastest_engine
-from dragoman.inference.engine_directory import (
+from dragoman.inference.engine_protocol import Engine
+from dragoman.inference.engine_sandbox import is_trusted, record_trust, run_in_child
+from dragoman.inference.exported_engine_files import (
     ENGINE_NAMES,
     ENGINES_DIRECTORY,
     engine_digest,
     list_engine_names,
     verify_engine,
 )
-from dragoman.inference.engine_sandbox import is_trusted, record_trust, run_in_child
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
 from dragoman.storage import manifest

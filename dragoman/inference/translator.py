@@ -21,7 +21,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.inference.direction_choice import DirectionChooser
-from dragoman.inference.engine import Engine
+from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.line_buffer import FIRST_BUFFER_LINES, LineBuffers

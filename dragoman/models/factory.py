@@ -21,8 +21,8 @@ from dragoman.models.block_parser import parse_blocks
 from dragoman.models.block_validation import resolve_block, stack_problems
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
+from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.prefix_language_model import PrefixLM
-from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
 

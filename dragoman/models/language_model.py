@@ -29,7 +29,7 @@ from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import DecoderOutput
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
-from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
+from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 
 

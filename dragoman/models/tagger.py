@@ -18,7 +18,7 @@ from dragoman.layers.embedding import Embedding, StackInput
 from dragoman.models.block_context import ForwardContext
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
-from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
+from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 from dragoman.text.special_tokens import PAD, UNK
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dragoman.bundle import Card, CardScore
 from dragoman.bundle.card import format_command
-from dragoman.bundle.golden import GoldenInput
+from dragoman.bundle.golden_vectors import GoldenInput
 from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
 from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config

@@ -1,6 +1,6 @@
 """Atomic, durable writes: fsync the data, then make it visible by one rename.
 
-Checkpoints are written so by `write_checkpoint` of `checkpoint/format.py`.
+Checkpoints are written so by `write_checkpoint` of `checkpoint/checkpoint_io.py`.
 """
 
 from __future__ import annotations

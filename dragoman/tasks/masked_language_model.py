@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.masked_tokens import (
+from dragoman.data.pretraining_objectives import (
     choose_positions,
     draw_swaps,
     factorization_ranks,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dragoman.checkpoint.format import (
+from dragoman.checkpoint.checkpoint_io import (
     TENSOR_PARTS,
     Checkpoint,
     CheckpointTensors,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
-from dragoman.checkpoint.format import Checkpoint, has_json_type
+from dragoman.checkpoint.checkpoint_io import Checkpoint, has_json_type
 from dragoman.data.batch_plan import Cursor
 from dragoman.errors import DivergedError
 from dragoman.storage.manifest import corrupt_file_error

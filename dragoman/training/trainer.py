@@ -20,7 +20,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batch_plan import Plan
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
-from dragoman.runtime import signals, standard_streams
+from dragoman.runtime import signals, tolerant_streams
 from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage import fault_injection
 from dragoman.training.checkpointer import Checkpointer
@@ -372,7 +372,7 @@ class Trainer:
             if now >= self._next_status:
                 self._next_status = now + STATUS_INTERVAL_SECONDS
                 self._write_status(state="training", step=batch.step)
-            if standard_streams.lost_streams:
+            if tolerant_streams.lost_streams:
                 self._log_lost_streams(batch.step)
             if batch.step % SIGNAL_CHECK_INTERVAL == 0:
                 signals.restore_handlers()
@@ -516,7 +516,7 @@ class Trainer:
 
         Training continues.
         """
-        lost = standard_streams.pop_lost_streams() if self._world.is_rank_zero else {}
+        lost = tolerant_streams.pop_lost_streams() if self._world.is_rank_zero else {}
         for stream, reason in lost.items():
             self._run.training_log.append(
                 {"event": "stream lost", "step": step, "stream": stream, "reason": reason}

@@ -55,7 +55,6 @@ from dragoman.training.progress import (
     TrainingDisplay,
     format_duration,
 )
-from dragoman.tune.base_config import BEST_FILE, choose_base, format_settings
 from dragoman.tune.objective import (
     Objective,
     choose_metric,
@@ -70,6 +69,7 @@ from dragoman.tune.search_space import (
     format_value,
     parse_search,
 )
+from dragoman.tune.starting_config import BEST_FILE, choose_base, format_settings
 from dragoman.tune.trial_journal import (
     COMPLETE,
     FAILED,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.bundle.golden import DEVICE_TOLERANCE, TOLERANCE
+from dragoman.bundle.golden_vectors import DEVICE_TOLERANCE, TOLERANCE
 from dragoman.cli.app import main
 from dragoman.cli.doctor import _format_number
 from dragoman.doctor import CHECKS

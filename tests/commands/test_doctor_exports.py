@@ -17,7 +17,7 @@ from dragoman.doctor.engine_checks import check_exported_engine
 from dragoman.doctor.exported_engines import HuggingFaceEngine
 from dragoman.doctor.model_under_test import load_model_under_test
 from dragoman.exchange.export import EXPORTERS
-from dragoman.inference.engine_directory import model_digest
+from dragoman.inference.exported_engine_files import model_digest
 from dragoman.storage import manifest
 from dragoman.storage.atomic import hash_file
 

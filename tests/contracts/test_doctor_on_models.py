@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman.attention.catalogue import ALIGNMENTS
-from dragoman.bundle.golden import make_golden
+from dragoman.bundle.golden_vectors import make_golden
 from dragoman.config import Config, read_config
 from dragoman.doctor import CHECKS, ModelUnderTest, run_checks
 from dragoman.models.factory import build_model

@@ -23,12 +23,12 @@ from dragoman.decoding.search_strategy import SearchBackend, SearchRequest, non_
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.c_structs import CArgmax, CBeamStep, CDecodeStep, CGreedyRun
 from dragoman.inference.cpu.cpp_kv_cache import INITIAL_STEPS, CppKVCache
-from dragoman.inference.cpu.linear import ActivationRange
-from dragoman.inference.cpu.packed_weights import (
+from dragoman.inference.cpu.cpp_packed_weights import (
     PackedInt8Filter,
     PackedTransformer,
     is_plain_table,
 )
+from dragoman.inference.cpu.quantized_linear import ActivationRange
 from dragoman.inference.cpu.shortlist import BatchShortlist
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.ops.topk import TopK

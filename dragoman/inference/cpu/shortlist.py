@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dragoman.data.corpus import Corpus
 from dragoman.errors import DataError
-from dragoman.inference.cpu.packed_weights import OutputSubset
+from dragoman.inference.cpu.cpp_packed_weights import OutputSubset
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tokenizer import Tokenizers
 

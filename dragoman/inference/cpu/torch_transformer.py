@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from dragoman.attention.multi_head import MultiHead
 from dragoman.decoding.search_strategy import REFERENCE_BACKEND
-from dragoman.inference.cpu.linear import LinearFunction
+from dragoman.inference.cpu.quantized_linear import LinearFunction
 from dragoman.inference.cpu.torch_kv_cache import INITIAL_SLOTS, TorchKVCache
 from dragoman.layers.feed_forward import ReLU
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, Residual

@@ -18,7 +18,7 @@ from sync_kit import SyncRecorder
 from dragoman.bundle import Bundle, Card, CardScore, write_bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import format_command, write_card
-from dragoman.bundle.golden import _case_problem, check_golden, make_golden
+from dragoman.bundle.golden_vectors import _case_problem, check_golden, make_golden
 from dragoman.config import Config
 from dragoman.errors import (
     BundleError,

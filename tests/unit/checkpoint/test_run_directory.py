@@ -15,7 +15,7 @@ import torch
 from run_kit import checkpoint_tensors, flip_byte, save_checkpoint
 
 from dragoman.checkpoint import run_directory as checkpoints
-from dragoman.checkpoint.format import write_tensor_files
+from dragoman.checkpoint.checkpoint_io import write_tensor_files
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals

@@ -27,14 +27,14 @@ from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.linear import (
+from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
+from dragoman.inference.cpu.quantized_linear import (
     ActivationRange,
     int8_linear,
     int8_unsupported_reason,
     packed_linear,
     plain_linear,
 )
-from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, torch_unsupported_reason
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model

@@ -11,7 +11,7 @@ import torch
 from run_kit import checkpoint_tensors, save_checkpoint
 from training_kit import Corpus, tiny_model
 
-from dragoman.bundle.golden import GoldenInput
+from dragoman.bundle.golden_vectors import GoldenInput
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.corpus import SentencePair

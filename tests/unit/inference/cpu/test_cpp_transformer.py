@@ -23,10 +23,10 @@ from dragoman.decoding.search_strategy import SearchRequest
 from dragoman.decoding.source_batch import pad_sources
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
+from dragoman.inference.cpu.cpp_packed_weights import cpp_unsupported_reason
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, PRECISIONS, convert_model
-from dragoman.inference.cpu.packed_weights import cpp_unsupported_reason
 from dragoman.inference.cpu.torch_transformer import TorchTransformer
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model

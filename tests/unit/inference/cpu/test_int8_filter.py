@@ -17,10 +17,10 @@ from dragoman.decoding.search_strategy import mask_invalid_tokens
 from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
+from dragoman.inference.cpu.cpp_packed_weights import ZERO_POINT, pack_int8_filter
 from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, convert_model
-from dragoman.inference.cpu.packed_weights import ZERO_POINT, pack_int8_filter
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.ops.topk import blocked_argmax

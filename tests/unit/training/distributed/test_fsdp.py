@@ -12,7 +12,7 @@ import pytest
 import torch
 from training_kit import Corpus, fail_in_parts, tiny_model
 
-from dragoman.checkpoint.format import ShardedTensors, shard_file_names
+from dragoman.checkpoint.checkpoint_io import ShardedTensors, shard_file_names
 from dragoman.config import TrainConfig
 from dragoman.data.collate import Cursor
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError, DivergedError

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from dragoman.decoding.regular_expression import (
+from dragoman.decoding.regex_to_dfa import (
     MAX_DFA_STATES,
     Alphabet,
     CharacterSet,

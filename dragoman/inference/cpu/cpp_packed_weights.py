@@ -18,7 +18,7 @@ from dragoman.inference.cpu.c_structs import (
     CNorm,
     CResidualNorms,
 )
-from dragoman.inference.cpu.linear import (
+from dragoman.inference.cpu.quantized_linear import (
     ActivationRange,
     QuantizationParams,
     pack_int8_panels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dragoman.data.masked_tokens import (
+from dragoman.data.pretraining_objectives import (
     draw_swaps,
     factorization_ranks,
     join_segments,

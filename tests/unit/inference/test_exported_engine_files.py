@@ -25,8 +25,12 @@ from dragoman.exchange import export
 from dragoman.exchange.export import export_ctranslate2
 from dragoman.inference import Engine, Translator, engine_sandbox, engine_selection
 from dragoman.inference.engine_benchmark import list_engines
-from dragoman.inference.engine_directory import engine_digest, list_engine_names, publish_engine
 from dragoman.inference.engine_selection import choose_engine, open_engine
+from dragoman.inference.exported_engine_files import (
+    engine_digest,
+    list_engine_names,
+    publish_engine,
+)
 from dragoman.storage.atomic import FileRecord, hash_file
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.verification import verify_directory
