@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dragoman.explore.notebook import explore
     from dragoman.inference import (
         Classifier,
+        LanguageModel,
+        MaskedLanguageModel,
         PairClassifier,
         SetModel,
         Tagger,
@@ -34,6 +36,8 @@ __all__ = [
     "Config",
     "DragomanError",
     "Explanation",
+    "LanguageModel",
+    "MaskedLanguageModel",
     "PairClassifier",
     "SetModel",
     "Tagger",
@@ -54,6 +58,8 @@ _HOMES = {
     "Classifier": "dragoman.inference",
     "Config": "dragoman.config",
     "Explanation": "dragoman.explain",
+    "LanguageModel": "dragoman.inference",
+    "MaskedLanguageModel": "dragoman.inference",
     "PairClassifier": "dragoman.inference",
     "SetModel": "dragoman.inference",
     "Tagger": "dragoman.inference",

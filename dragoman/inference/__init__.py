@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dragoman.inference.predictors.base import Predictor
     from dragoman.inference.predictors.catalogue import load
     from dragoman.inference.predictors.classifier import Classification, Classifier
+    from dragoman.inference.predictors.language_model import Continuation, LanguageModel, TextScore
+    from dragoman.inference.predictors.masked_language_model import MaskedLanguageModel, MaskFilling
     from dragoman.inference.predictors.sentence_pair_classifier import (
         PairClassifier,
         PairPrediction,
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Classification",
     "Classifier",
+    "Continuation",
     "Engine",
+    "LanguageModel",
+    "MaskFilling",
+    "MaskedLanguageModel",
     "NativeEngine",
     "PairClassifier",
     "PairPrediction",
@@ -37,6 +43,7 @@ __all__ = [
     "SetPrediction",
     "Tagger",
     "Tagging",
+    "TextScore",
     "Translation",
     "TranslationOptions",
     "Translator",
@@ -46,7 +53,11 @@ __all__ = [
 _MODULES = {
     "Classification": "dragoman.inference.predictors.classifier",
     "Classifier": "dragoman.inference.predictors.classifier",
+    "Continuation": "dragoman.inference.predictors.language_model",
     "Engine": "dragoman.inference.engine_protocol",
+    "LanguageModel": "dragoman.inference.predictors.language_model",
+    "MaskFilling": "dragoman.inference.predictors.masked_language_model",
+    "MaskedLanguageModel": "dragoman.inference.predictors.masked_language_model",
     "NativeEngine": "dragoman.inference.native_engine",
     "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
@@ -57,6 +68,7 @@ _MODULES = {
     "SetPrediction": "dragoman.inference.predictors.set_model",
     "Tagger": "dragoman.inference.predictors.tagger",
     "Tagging": "dragoman.inference.predictors.tagger",
+    "TextScore": "dragoman.inference.predictors.language_model",
     "Translation": "dragoman.inference.translation",
     "TranslationOptions": "dragoman.inference.translation_options",
     "Translator": "dragoman.inference.translator",

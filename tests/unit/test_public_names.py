@@ -16,6 +16,8 @@ PUBLIC = {
     "Config",
     "DragomanError",
     "Explanation",
+    "LanguageModel",
+    "MaskedLanguageModel",
     "PairClassifier",
     "SetModel",
     "Tagger",
