@@ -224,6 +224,27 @@ def test_self_attention_ignores_padding_and_other_rows(score: str, window: int) 
     )
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@torch.no_grad()
+def test_beams_attend_to_their_own_sentence(recorded: bool) -> None:
+    torch.manual_seed(0)
+    layer = Mechanism(SCORES["additive"](), Softmax()).double()
+    keys, query = sequences(), torch.randn(6, 1, D, dtype=torch.float64)  # 3 beams a sentence
+    every = {"key": keys.repeat_interleave(3, 0), "value": keys.repeat_interleave(3, 0)}
+    mask = MASK.repeat_interleave(3, 0)
+    expected = layer(query=query, **every, mask=mask)
+    prepared = layer.prepare(key=keys, value=keys, mask=MASK)
+    if recorded:
+        with record(layer) as notes:
+            found, _ = layer.step(query, prepared, {"mask": mask})
+        torch.testing.assert_close(notes[""].weights.squeeze(1), expected.weights)
+        assert notes[""].values.shape == (6, 1, 5, D)  # by row, not by sentence
+    else:
+        found, _ = layer.step(query, prepared, {"mask": mask})
+    torch.testing.assert_close(found.context, expected.context)
+    torch.testing.assert_close(found.weights, expected.weights)
+
+
 def test_the_new_layers_are_recorded_and_edited() -> None:
     model = nn.ModuleDict({"near": self_attention("general", 1), "pool": pooling()})
     x = sequences()

@@ -5,6 +5,7 @@ and in the trainer.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,39 @@ def test_rewards_are_the_rows_log_likelihoods_without_padding(
     log_probs = model(pairs.src, pairs.tgt_in, pairs.src_mask).log_softmax(-1)
     wanted = torch.stack([log_probs[0, 0, 7] + log_probs[0, 1, 8], log_probs[1, 0, 5]])
     torch.testing.assert_close(seen[0], wanted.float())
+
+
+def test_choices_at_padding_add_nothing_to_the_log_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build("lstm(attention=reinforce, decoder=bahdanau, residual_connection=false)").train()
+    alignment = alignment_of(model)
+    alignment.soft_probability = 0.0
+    held: list[Tensor] = []
+    monkeypatch.setattr(alignment, "store_log_probs", held.append)
+    monkeypatch.setattr(alignment, "policy_loss", lambda reward: torch.zeros(()))
+    monkeypatch.setattr(  # always the first key
+        alignment,
+        "sample_keys",
+        lambda scores, mask: (torch.arange(scores.size(1)) == 0).to(scores).expand_as(scores),
+    )
+    pairs = batch()
+    short = replace(
+        pairs,
+        src=pairs.src[1:, :2],
+        src_lengths=pairs.src_lengths[1:],
+        tgt_in=pairs.tgt_in[1:, :1],
+        tgt_out=pairs.tgt_out[1:, :1],
+        tgt_lengths=pairs.tgt_lengths[1:],
+        examples=pairs.examples[1:],
+        sizes=pairs.sizes[1:],
+    )
+    task = TranslationTask(smoothing=0.0)
+    for each in (pairs, batch(1), short):
+        task.loss(model, each)
+    together, first, second = held
+    assert (together < -0.1).all()
+    torch.testing.assert_close(together, torch.cat([first, second]))
 
 
 def test_half_of_the_rows_take_the_expected_weights_in_training() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -103,6 +106,15 @@ def test_linear_bias_is_blooms(heads: int) -> None:
         ~torch.ones(5, 5, dtype=torch.bool).tril(), -torch.inf
     )
     torch.testing.assert_close((scores + ours).softmax(-1), (scores + theirs).softmax(-1))
+
+
+def test_slopes_of_later_positions_lie_halfway_to_the_next_heads() -> None:
+    for heads in (4, 8):
+        slopes = alibi_slopes(heads)
+        [later] = AlibiBias(heads).bias(torch.tensor([[3]]), torch.empty(0)).view(1, heads).tolist()
+        between = [-3 * math.sqrt(one * two) for one, two in itertools.pairwise(slopes)]
+        assert later[:-1] == pytest.approx(between)
+        assert later[-1] == pytest.approx(-3 * slopes[-1] * math.sqrt(slopes[1] / slopes[0]))
 
 
 def test_buckets_are_the_golden_ones() -> None:

@@ -38,15 +38,18 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("has_bias", [False, True])
 def test_fused_attention_equals_the_plain_one_in_outputs_and_gradients(
-    name: str, causal: bool
+    name: str, causal: bool, has_bias: bool
 ) -> None:
     """Fast attention and inspectable attention are one function (pytorch/pytorch#88810)."""
-    query, key, value = tensors((2, 3, 4, 6), (2, 3, 5, 6), (2, 3, 5, 6))
-    fast = attend(query, key, value, mask=MASKS[name], causal=causal)
-    fast_grads = torch.autograd.grad((fast**2).sum(), [query, key, value])
-    plain = attend_reference(query, key, value, mask=MASKS[name], causal=causal)
-    plain_grads = torch.autograd.grad((plain.context**2).sum(), [query, key, value])
+    query, key, value, bias = tensors((2, 3, 4, 6), (2, 3, 5, 6), (2, 3, 5, 6), (3, 4, 5))
+    options = {"mask": MASKS[name], "causal": causal, "bias": bias if has_bias else None}
+    inputs = [query, key, value, *([bias] if has_bias else [])]
+    fast = attend(query, key, value, **options)
+    fast_grads = torch.autograd.grad((fast**2).sum(), inputs)
+    plain = attend_reference(query, key, value, **options)
+    plain_grads = torch.autograd.grad((plain.context**2).sum(), inputs)
     torch.testing.assert_close(fast, plain.context)
     for one, other in zip(fast_grads, plain_grads, strict=True):
         torch.testing.assert_close(one, other)
@@ -245,9 +248,13 @@ def test_only_wanted_gradients_are_computed() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_training_in_bfloat16_on_a_cpu_gives_the_fused_numbers(masked: bool) -> None:
-    query, key, value = tensors((2, 3, 4, 8), (2, 3, 5, 8), (2, 3, 5, 8), dtype=torch.bfloat16)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_training_in_bfloat16_on_a_cpu_gives_the_fused_numbers(
+    masked: bool, has_bias: bool
+) -> None:
+    shapes = ((2, 3, 4, 8), (2, 3, 5, 8), (2, 3, 5, 8), (3, 4, 5))
+    query, key, value, bias = tensors(*shapes, dtype=torch.bfloat16)
     mask = MASKS["keys"] if masked else None
-    with torch.no_grad():
-        fused = attend(query, key, value, mask=mask)
-    torch.testing.assert_close(attend(query, key, value, mask=mask), fused, atol=0.03, rtol=0.03)
+    options = {"mask": mask, "bias": bias if has_bias else None}
+    fused = attend(query.detach(), key.detach(), value.detach(), **options)
+    torch.testing.assert_close(attend(query, key, value, **options), fused, atol=0.03, rtol=0.03)
