@@ -53,6 +53,19 @@ def test_em_never_lowers_the_likelihood_and_finds_what_the_oracle_knows():
     assert float(gap.mean()) < 0.05
 
 
+def test_em_draws_its_first_means_from_the_given_generator_alone():
+    points, mask, _ = points_and_oracle(4)
+    fits = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        generator = torch.Generator().manual_seed(0)
+        fits.append(fit_by_em(points, mask, components=4, iterations=1, generator=generator))
+        assert torch.equal(torch.get_rng_state(), before)
+    for one, other in zip(*fits, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_outputs_are_a_logit_means_and_deviations():
     torch.manual_seed(0)
     outputs = torch.randn(2, 3, 5)

@@ -140,9 +140,12 @@ def test_segments_equal_the_whole_sequence(name: str, split: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "rotary"])
-def test_a_limited_cache_equals_the_memory_of_training(name: str) -> None:
-    """Evaluation with cached keys equals training's hidden states, at any memory length."""
-    model, ids, split = build(name), tokens(2, 24), (4,) * 6
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_limited_cache_equals_the_memory_of_training(name: str, window: int) -> None:
+    """Evaluation with cached keys equals training's hidden states, at any memory length, shorter
+    or longer than the window.
+    """
+    model, ids, split = build(name, window=window), tokens(2, 24), (4,) * 6
     for memory in (2, 4, 7):
         with torch.no_grad():
             expected, _ = run_segments(model, ids, split, memory)
@@ -250,6 +253,31 @@ def test_dropout_of_rows_and_locked_dropout() -> None:
     kept = x[0][~dropped[0]]
     assert ((kept == 0).all(dim=0) | (kept != 0).all(dim=0)).all()  # one mask over positions
     assert (kept == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("dropout", "rate"),
+    [(None, 0.5), (LanguageDropout(), 0.0), (LanguageDropout(input=0.2), 0.2)],
+)
+@pytest.mark.parametrize("inner", [0, 64])
+def test_the_input_is_dropped_once(
+    dropout: LanguageDropout | None, rate: float, inner: int
+) -> None:
+    """At the language model's rate, whose default is model.dropout; factorized embeddings are
+    dropped before the projection, which leaves no zeros.
+    """
+    config = ModelConfig(
+        decoder=("lstm",),
+        positions="none",
+        width=128,
+        heads=4,
+        dropout=0.5,
+        embedding_width=inner,
+    )
+    torch.manual_seed(1)
+    model = build_language_model(config, vocab_size=VOCAB, dropout=dropout).train()
+    zeros = (model.embed(tokens(8, 50)) == 0).double().mean()
+    assert zeros.item() == pytest.approx(0.0 if inner else rate, abs=0.01)
 
 
 @pytest.mark.parametrize("layers", [10, 16])

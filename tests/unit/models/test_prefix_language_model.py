@@ -10,6 +10,7 @@ from dragoman.attention import masks
 from dragoman.attention.recorder import record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
+from dragoman.layers.embedding import SegmentInput
 from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.factory import build_model, count_parameters, summarize_model
@@ -80,6 +81,19 @@ def test_it_equals_a_bert_layer_of_torch_under_the_mask(residual: str) -> None:
     )
     expected = expected if model.decoder.norm is None else model.decoder.norm(expected)
     torch.testing.assert_close(model.hidden(src, tgt), expected[:, 5:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("is_scaled", "scale"), [(True, 4.0), (False, 1.0)])
+@torch.no_grad()
+def test_segment_embeddings_are_scaled_like_those_of_tokens(is_scaled: bool, scale: float) -> None:
+    model = model_of(scale_embeddings=is_scaled)
+    src, _, _ = batch()
+    table = model.embeddings["shared"]
+    torch.testing.assert_close(table(src), table.weight[src] * scale)
+    for side in (model.src_input, model.tgt_input):
+        assert isinstance(side, SegmentInput)
+        expected = side.positions((table.weight[src] + side.segment) * scale)
+        torch.testing.assert_close(side(table(src)), expected)
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 1}, {"qk_norm": "layer"}, {"head_width": 4}])
