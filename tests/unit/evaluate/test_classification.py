@@ -149,6 +149,16 @@ def test_a_rare_label_gets_the_threshold_of_the_highest_expected_f1() -> None:
     assert tuned == pytest.approx(mean_f1[chosen] / 2, abs=0.05)
 
 
+@pytest.mark.parametrize(("positives", "is_tuned"), [(4, False), (5, True)])
+def test_five_examples_of_a_label_suffice_for_a_threshold_of_its_own(
+    positives: int, is_tuned: bool
+) -> None:
+    probabilities = np.linspace(0.02, 0.4, 20)[:, None]
+    expected = np.arange(20)[:, None] >= 20 - positives
+    tuned = tune_thresholds(probabilities, expected, by_label=True)
+    assert (count_f1(probabilities >= tuned, expected) == 1.0) == is_tuned
+
+
 def test_thresholds_of_equal_probabilities() -> None:
     probabilities, expected = np.full((8, 1), 0.3), np.array([[True], [False]] * 2 + [[True]] * 4)
     tuned = tune_thresholds(probabilities, expected, by_label=True)

@@ -51,6 +51,17 @@ def test_largest_difference_comes_first(by: str) -> None:
     assert (gain.before, gain.after, gain.reference) == (BAD[7], REFERENCES[7], REFERENCES[7])
 
 
+def test_a_difference_in_case_is_no_change_with_lowercase() -> None:
+    after = list(BAD)
+    after[2] = BAD[2].upper()
+    after[5] = REFERENCES[5]
+    found = compare_systems({"bad": BAD, "new": after}, REFERENCES, lowercase=True, samples=10)
+    assert [each.line for each in found.moved] == [6, 3]
+    assert found.moved[1].change == 0
+    [cased, _] = compare_systems({"bad": BAD, "new": after}, REFERENCES, samples=10).moved
+    assert cased.line == 3
+
+
 def test_no_more_sentences_than_asked_for() -> None:
     assert len(largest_changes(BAD, GOOD, REFERENCES, show=4)) == 4
 

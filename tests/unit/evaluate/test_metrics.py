@@ -231,6 +231,14 @@ def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
     assert "asian:yes" in found.ter.signature
 
 
+@pytest.mark.parametrize(("tag", "asian"), [("de", "asian:no"), ("zh", "asian:yes")])
+def test_the_target_language_decides_ter_whatever_the_tokenizer(tag: str, asian: str) -> None:
+    for hypotheses, references in (CHINESE, (HYPOTHESES, REFERENCES)):
+        found = score_translations(hypotheses, references, tokenize="char", tgt_lang=tag)
+        assert "tok:char" in found.bleu.signature
+        assert asian in found.ter.signature
+
+
 @pytest.mark.parametrize("metric", [bleu_score, score_translations, exact_match])
 def test_unequal_counts_are_reported_in_order(metric) -> None:
     with pytest.raises(

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from dragoman.evaluate.translation_confidence import (
 
 NUMBERS = np.random.default_rng(3)
 MAP = CALIBRATION
+MEASURES = ("calibration_error", "chance_error", "auroc")
 
 
 def test_features_are_those_of_the_definition() -> None:
@@ -149,6 +151,37 @@ def test_a_step_is_fitted_by_an_isotonic_map() -> None:
     ]
     assert probabilities == sorted(probabilities)
     assert found.calibration_error < 2.5 * found.chance_error
+
+
+def test_the_map_of_few_sentences_is_rarely_isotonic() -> None:
+    """Steps always follow the sentences that they are fitted on; the choice must not."""
+    kinds = [
+        found.kind
+        for seed in range(5)
+        if (found := fit_confidence(*drawn(400, lambda mean: 1 / (1 + math.exp(-8 * mean)), seed)))
+    ]
+    assert len(kinds) == 5
+    assert kinds.count("logistic") >= 4
+
+
+def test_sentences_that_measure_the_map_do_not_change_it() -> None:
+    translations, chrf, sources = drawn(400, lambda mean: 1 / (1 + math.exp(-(2 + 8 * mean))))
+    translations = [
+        each._replace(tokens=["a"] * (3 + at % 7)) for at, each in enumerate(translations)
+    ]
+    held_out = [zlib.crc32(source.encode()) % 2 == 1 for source in sources]
+    changed = [
+        each._replace(tokens=["a"] * 50, log_probs=[-3.0] * 51) if other else each
+        for each, other in zip(translations, held_out, strict=True)
+    ]
+    before = fit_confidence(translations, chrf, sources)
+    after = fit_confidence(changed, chrf, sources)
+    assert before is not None
+    assert after is not None
+    assert before.measured_on == sum(held_out)
+    assert before.auroc != after.auroc
+    measures = {name: getattr(before, name) for name in MEASURES}
+    assert dataclasses.replace(after, **measures) == before
 
 
 def test_the_fit_does_not_depend_on_the_order_and_is_repeatable() -> None:

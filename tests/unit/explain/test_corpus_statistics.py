@@ -77,6 +77,13 @@ def test_scripts_without_spaces_count_characters() -> None:
     assert found.buckets[-1].bleu == pytest.approx(100.0)
 
 
+def test_korean_has_spaces_and_counts_words() -> None:
+    texts = [" ".join(["번역은"] * (1 + at % 9)) for at in range(60)]
+    found = score_by_length(texts, texts, texts, BLEU(tokenize="char"), samples=10)
+    assert found.unit == "words"
+    assert found.buckets[-1].longest == 9
+
+
 def test_few_sentences_are_one_bucket() -> None:
     [bucket] = score_by_length(["a b"], ["a b"], ["a b"], BLEU(), samples=10).buckets
     assert (bucket.shortest, bucket.longest, bucket.sentences) == (2, 2, 1)
