@@ -18,7 +18,7 @@ from sync_kit import SyncRecorder
 from dragoman.bundle import Bundle, Card, CardScore, write_bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import format_command, write_card
-from dragoman.bundle.golden_vectors import _case_problem, check_golden, make_golden
+from dragoman.bundle.golden_vectors import GoldenInput, _case_problem, check_golden, make_golden
 from dragoman.config import Config
 from dragoman.errors import (
     BundleError,
@@ -386,6 +386,16 @@ def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Pa
         check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
 
 
+def test_golden_vectors_notice_a_model_that_computes_nan(tmp_path: Path) -> None:
+    write(tmp_path, golden=["ein mann"])
+    bundle = Bundle.load(tmp_path)
+    model = bundle.model
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(CorruptError, match=r"token 1 must have log-probability .*; found nan"):
+        check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+
+
 def test_the_golden_error_is_the_largest_and_nan_where_one_is(tmp_path: Path) -> None:
     write(tmp_path, golden=["ein mann", "zwei frauen"])
     bundle = Bundle.load(tmp_path)
@@ -414,6 +424,26 @@ def test_models_that_choose_are_compared_where_their_vectors_were_made(
             == "meta"
         )
     assert checked == ["cpu", "meta"]
+
+
+def test_a_multilingual_model_that_is_written_again_keeps_its_golden_languages(
+    tmp_path: Path,
+) -> None:
+    config, _, _ = make()
+    tokenizers = train_tokenizers(LINES, LINES, config.text, ["en", "fr"])
+    torch.manual_seed(0)
+    size = len(tokenizers.src)
+    model = build_model(config.model, src_vocab_size=size, tgt_vocab_size=size)
+    parts = {"config": config, "tokenizers": tokenizers, "weights": model.state_dict()}
+    inputs = [GoldenInput("ein mann", "fr"), GoldenInput("zwei frauen", "en")]
+    write_bundle(tmp_path / "first", **parts, golden=inputs)
+    first = Bundle.load(tmp_path / "first")
+    assert first.golden_inputs() == inputs
+    write_bundle(tmp_path / "again", **parts, golden=first.golden_inputs())
+    again = Bundle.load(tmp_path / "again")
+    assert again.golden_cases == first.golden_cases
+    tags = tokenizers.src.tag_ids
+    assert [case["src"][0] for case in again.golden_cases] == [tags["fr"], tags["en"]]
 
 
 def test_golden_vectors_notice_another_tokenizer(tmp_path: Path) -> None:
