@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -125,7 +126,19 @@ def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
         trainer = spoiled_trainer(
             run, lambda update: 2 <= update <= 11, steps=14, checkpoint_every=100
         )
+        train_step, after_first_step = trainer.train_step, []
+
+        def watch(batch):
+            train_step(batch)
+            if batch.step == 1:
+                tensors = (trainer.model.state_dict(), trainer.ema.state_dict())
+                after_first_step.append(copy.deepcopy(tensors))
+
+        trainer.train_step = watch
         trainer.fit(resume=False)
+    first, again = after_first_step
+    for one, other in zip(first, again, strict=True):  # the weights, and their EMA
+        assert all(torch.equal(one[name], other[name]) for name in one)
     log = [record for record in log_of(tmp_path / "rolled") if "event" not in record]
     assert [record["step"] for record in log if record.get("excluded")] == list(range(2, 12))
     assert state_of(tmp_path / "rolled")["applied_steps"] == 4

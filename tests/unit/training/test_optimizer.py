@@ -221,16 +221,17 @@ def test_a_step_that_is_not_finite_changes_nothing_at_all(name: str) -> None:
     )
 
 
-def test_weight_decay_applies_to_matrices_only() -> None:
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+def test_weight_decay_is_times_the_learning_rate_and_of_matrices_only(name: str) -> None:
     model = make_model()
-    optimizer = OPTIMIZERS.load("adamw")(model, TrainConfig(weight_decay=0.5))
+    optimizer = OPTIMIZERS.load(name)(model, TrainConfig(optimizer=name, weight_decay=0.5))
     before = copy.deepcopy(model.state_dict())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     apply_gradients(optimizer, lr=0.1, divisor=torch.tensor(1.0), nonfinite=torch.tensor(0.0))
-    for name, parameter in model.named_parameters():
+    for key, parameter in model.named_parameters():
         torch.testing.assert_close(
-            parameter.data, before[name] * (0.95 if parameter.ndim > 1 else 1.0)
+            parameter.data, before[key] * (0.95 if parameter.ndim > 1 else 1.0)
         )
 
 
