@@ -37,6 +37,9 @@ def test_fifteen_percent_are_predicted_and_replaced_as_in_bert() -> None:
     random = inside[(inside != MASK) & (inside != masked.targets)]
     assert random.min() >= 4
     assert random.max() < MASK
+    # every token is as likely, here by tenths of the vocabulary
+    tenths = np.histogram(random, bins=10, range=(4, MASK))[0]
+    assert abs(tenths - len(random) / 10).max() < 5 * np.sqrt(len(random) / 10)
     # every position is as likely
     counts = np.bincount(masked.positions.ravel(), minlength=100)
     assert abs(counts - 60).max() < 5 * np.sqrt(60)

@@ -20,6 +20,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
+from dragoman.data.language_model_segments import SegmentPlan
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch, build_stream
 from dragoman.text.special_tokens import BOS, EOS, UNK
@@ -109,6 +110,24 @@ def test_segments_are_shuffled_when_nothing_is_carried() -> None:
     doubled = np.concatenate([stream.targets, stream.targets]).tolist()
     text = " ".join(map(str, doubled))
     assert all(" ".join(map(str, row.tolist())) in text for row in rows)
+
+
+def test_each_epoch_shuffles_the_segments_anew() -> None:
+    """The order depends on the epoch alone, so that a resumed run continues it."""
+    options = {"segment": 8, "batch_tokens": 64, "seed": 7, "carried": False}
+
+    def starts(plan: SegmentPlan, epoch: int) -> list[int]:
+        batches = [plan.batch(Cursor(epoch, number)) for number in range(plan.batches(epoch))]
+        found = np.concatenate([plan.locate(batch).starts for batch in batches])
+        return (found - found.min()).tolist()
+
+    plan = SegmentPlan(803, **options)
+    orders = [starts(plan, epoch) for epoch in range(3)]
+    assert all(sorted(order) == [*range(0, 800, 8)] for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    resumed = SegmentPlan(803, **options)
+    assert starts(resumed, 2) == orders[2]
+    assert starts(plan, 0) == orders[0]
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "lstm"])

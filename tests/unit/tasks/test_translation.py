@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from training_kit import VOCABULARY, Corpus, tiny_model
 
+from dragoman.config import TrainConfig
 from dragoman.data.collate import make_batch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
@@ -157,8 +158,8 @@ def test_stop_request_interrupts_validation() -> None:
         signals.uninstall_handlers()
 
 
-def loss_in_training(dropout: float = 0.1, **settings: float):
-    model = tiny_model(dropout=dropout).train()
+def loss_in_training(dropout: float = 0.1, decoder: str = "transformer*1", **settings: float):
+    model = tiny_model(dropout=dropout, decoder=(decoder,)).train()
     torch.manual_seed(4)
     regularization = Regularization(**settings)
     found = TranslationTask(smoothing=0.1, regularization=regularization).loss(
@@ -168,11 +169,14 @@ def loss_in_training(dropout: float = 0.1, **settings: float):
     return model, found
 
 
+@pytest.mark.parametrize(
+    "decoder", ["transformer*1", "lstm(attention=coverage, coverage_loss_weight=5.0)"]
+)
 @pytest.mark.parametrize("settings", [{"r_drop": 5.0}, {"simcut": 3.0, "simcut_probability": 0.0}])
-def test_two_equal_forward_passes_have_the_plain_loss(settings) -> None:
+def test_two_equal_forward_passes_have_the_plain_loss(settings, decoder: str) -> None:
     """Without dropout both passes are the same, and their divergence is zero."""
-    plain_model, plain = loss_in_training(dropout=0.0)
-    model, found = loss_in_training(dropout=0.0, **settings)
+    plain_model, plain = loss_in_training(dropout=0.0, decoder=decoder)
+    model, found = loss_in_training(dropout=0.0, decoder=decoder, **settings)
     torch.testing.assert_close(found.total, plain.total)
     torch.testing.assert_close(found.nll, plain.nll)
     for one, two in zip(model.parameters(), plain_model.parameters(), strict=True):
@@ -194,6 +198,17 @@ def test_a_regularized_loss_is_larger_and_differentiable(settings) -> None:
     )
     expected = TranslationTask(smoothing=0.1).loss(model, batch_of(0, 12))
     assert torch.equal(evaluated.total, expected.total)  # only training is regularized
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"r_drop": 5.0, "word_dropout": 0.3},
+        {"simcut": 3.0, "simcut_probability": 0.2},
+    ],
+)
+def test_the_training_settings_decide_on_the_regularization(settings: dict[str, float]) -> None:
+    assert Regularization.of(TrainConfig(**settings)) == Regularization(**settings)
 
 
 def test_simcut_spares_the_tags_of_a_multilingual_model(monkeypatch: pytest.MonkeyPatch) -> None:
