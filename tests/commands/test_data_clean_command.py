@@ -220,6 +220,10 @@ def test_csv_keeps_delimiters_quotes_and_line_breaks(tmp_path: Path) -> None:
     [
         ({"--out-src": "a.de"}, "--out-src must not be a file that the command reads; found a.de"),
         (
+            {"--test-src": "test.de", "--test-tgt": "test.en", "--out-src": "test.de"},
+            "--out-src must not be a file that the command reads; found test.de",
+        ),
+        (
             {"--out-tgt": "clean.de"},
             "each output must have its own file; found clean.de twice",
         ),
@@ -264,6 +268,8 @@ def test_what_cannot_be_cleaned_writes_nothing(
     monkeypatch.chdir(tmp_path)
     write(tmp_path, faulty())
     Path("short.en").write_text("one\n")
+    Path("test.de").write_text(f"{SOURCES[0]}\n", encoding="utf-8")
+    Path("test.en").write_text(f"{TARGETS[0]}\n", encoding="utf-8")
     Path("empty").touch()
     Path("blank").write_text("\n\n\n")
     Path("p.tsv").write_text("a\tb\n")

@@ -143,6 +143,14 @@ def test_languages_name_columns(tmp_path: Path) -> None:
     ) == [("one", "eins")]
 
 
+def test_languages_take_precedence_over_usual_names(tmp_path: Path) -> None:
+    """A column "source" may tell where a text is from."""
+    content = "source\tde\ten\ttarget\nTatoeba\teins\tone\tlearners\n"
+    assert sides(
+        pairs_file(tmp_path, "x.tsv", content, ColumnSelection(src_lang="de", tgt_lang="en"))
+    ) == [("eins", "one")]
+
+
 @pytest.mark.parametrize(
     ("src_field", "tgt_field", "expected"),
     [
@@ -359,6 +367,19 @@ def test_layout_distinguishes_readings(tmp_path: Path) -> None:
         TabularCorpus(tmp_path / "a.tsv", ColumnSelection("2", "1")).layout(),
     ]
     assert all(one != other for at, one in enumerate(layouts) for other in layouts[at + 1 :])
+
+
+def test_corrected_languages_are_another_corpus(tmp_path: Path) -> None:
+    """Else the cached store of the wrong direction would be used again."""
+    pair_of_files(tmp_path, b"eins\n", b"one\n")
+    files = {"src": str(tmp_path / "x.de"), "tgt": str(tmp_path / "x.en")}
+    wrong, right = (
+        build_corpus(DataConfig(**files, languages=(given,), directions=("de-en",)), "train")
+        for given in ("en-de", "de-en")
+    )
+    assert list(wrong.pairs()) == [SentencePair(1, "one", "eins", "de-en")]
+    assert list(right.pairs()) == [SentencePair(1, "eins", "one", "de-en")]
+    assert wrong.layout() != right.layout()
 
 
 def test_corpora_from_a_configuration() -> None:

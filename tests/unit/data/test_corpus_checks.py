@@ -178,9 +178,11 @@ def test_misaligned_files_of_equal_length(tmp_path: Path, shift: int) -> None:
     )
 
 
-def test_numbers_alone_show_a_misalignment() -> None:
-    pairs = [(f"am Tag {i * 37} war es", f"on day {i * 37} it was") for i in range(1000, 1600)]
-    src, tgt = [a for a, _ in pairs], [b for _, b in pairs]
+@pytest.mark.parametrize("english", ["on day {0} it was {1}", "it was {1} on day {0}"])
+def test_numbers_alone_show_a_misalignment(english: str) -> None:
+    numbers = [(i * 37, i) for i in range(1000, 1600)]
+    src = [f"am Tag {day} war es {price}" for day, price in numbers]
+    tgt = [english.format(day, price) for day, price in numbers]
     del src[300]
     misalignment = find_misalignment(
         (line_features(a), line_features(b)) for a, b in zip(src, tgt, strict=False)
@@ -316,6 +318,19 @@ def test_leakage_is_found_after_folding_case_punctuation_and_width(tmp_path: Pat
         ["ein hund läuft", "...", "nie gesehen"],
         ["A dog runs", "!", "never seen"],
         name="test",
+    )
+    result = problems(corpus_of(tmp_path, src, tgt), held_out)
+    assert result["held-out pairs in the corpus"] == (2, [6, 10])
+    assert result["held-out sources in the corpus"] == (3, [6, 10, 12])
+
+
+def test_every_translation_of_a_held_out_source_is_looked_for(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[5], tgt[5] = "Ein Hund läuft.", "A dog runs."
+    src[9], tgt[9] = "Ein Hund läuft.", "A dog is running."
+    src[11], tgt[11] = "Ein Hund läuft.", "The dog walks."
+    held_out = corpus_of(
+        tmp_path, ["Ein Hund läuft."] * 2, ["A dog runs.", "A dog is running."], name="test"
     )
     result = problems(corpus_of(tmp_path, src, tgt), held_out)
     assert result["held-out pairs in the corpus"] == (2, [6, 10])

@@ -108,6 +108,14 @@ def test_sets_of_files_are_padded_and_selected():
     np.testing.assert_array_equal(store.select([2]).arrays(np.array([0]), 2).elements[0], 2)
 
 
+def test_the_digest_of_sets_covers_how_they_are_divided():
+    elements, targets = np.arange(12, dtype=np.float32).reshape(6, 2), np.ones(2, np.float32)
+    digests = {
+        FileSets(np.split(elements, [size]), targets, features=2).digest for size in range(7)
+    }
+    assert len(digests) == 7
+
+
 def test_every_character_fills_the_same_box():
     for character in synthetic_sets._characters():
         points = character[character[:, 6] > 0, :6].reshape(-1, 2)

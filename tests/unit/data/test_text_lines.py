@@ -190,6 +190,15 @@ def test_an_overlong_line_is_reported_with_its_length(
         texts(path, max_line_bytes=64)
 
 
+@pytest.mark.parametrize("size", [100, 700_000])
+def test_bad_lines_after_an_overlong_one_have_their_numbers(tmp_path: Path, size: int) -> None:
+    data = b"one\n" + b"y" * size + b"\nthree\ncaf\xe9\nfive\n\0\nseven"
+    lines = everything(written(tmp_path / "x.txt", data), max_line_bytes=64)
+    bad = [line.number for line in lines if isinstance(line, BadLine)]
+    assert bad == [2, 4, 6]
+    assert [each for each in lines if isinstance(each, str)] == ["one", "three", "five", "seven"]
+
+
 def test_a_line_of_exactly_the_limit_is_read(tmp_path: Path) -> None:
     path = written(tmp_path / "x.txt", b"y" * 64 + b"\r\n" + b"z" * 65 + b"\n")
     lines = everything(path, max_line_bytes=64)
@@ -327,7 +336,7 @@ def test_no_permission_has_its_own_exit_code(
     assert caught.value.exit_code == 77
 
 
-@pytest.mark.parametrize("change", ["grow", "shrink"])
+@pytest.mark.parametrize("change", ["grow", "shrink", "rewrite"])
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change: str) -> None:
     path = written(tmp_path / "x.txt", b"line\n" * 200_000)
     lines = read_lines(path)
@@ -335,8 +344,13 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
     if change == "grow":
         with path.open("ab") as file:
             file.write(b"more\n")
-    else:
+    elif change == "shrink":
         os.truncate(path, 900_000)
+    else:
+        before = path.stat()
+        with path.open("r+b") as file:
+            file.write(b"text\n" * 200_000)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
     with pytest.raises(
         CorruptError, match="must stay as it is while it is read; found 1000000 bytes at first"
     ) as caught:
