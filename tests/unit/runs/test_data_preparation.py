@@ -8,9 +8,10 @@ import pytest
 
 from dragoman.bundle.format import TEXT_FILES
 from dragoman.config import Config
-from dragoman.config.config import TextConfig
+from dragoman.config.config import DataConfig, TextConfig
 from dragoman.errors import BundleError
 from dragoman.runs import data_preparation
+from dragoman.runs.validation_split import is_held_out
 from dragoman.text.tokenizer import load_tokenizers, train_tokenizers
 
 
@@ -50,6 +51,27 @@ def test_fifty_pairs_are_enough_to_hold_one_out(tmp_path: Path, pairs: int) -> N
         assert sorted(parts[0] + parts[1]) == [*range(1, 51)]
         assert len(parts[1]) == 1
         assert corpora.held_out
+
+
+@pytest.mark.parametrize("languages", [{}, {"languages": ("de-en",), "directions": ("de-en",)}])
+def test_bad_lines_are_skipped_on_both_sides_of_the_split(
+    tmp_path: Path, languages: dict[str, tuple[str, ...]]
+) -> None:
+    lines = [f"{n}".encode() for n in range(1, 101)]
+    held_out = [number for number in range(1, 101) if is_held_out(number)]
+    bad = [held_out[0], 7]
+    for number in bad:
+        lines[number - 1] = b"caf\xe9"
+    (tmp_path / "src").write_bytes(b"\n".join(lines))
+    (tmp_path / "tgt").write_text("\n".join(f"{n}" for n in range(1, 101)))
+    files = {"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")}
+    settings = DataConfig(**files, **languages, on_bad_line="skip")
+    train, valid = data_preparation.open_corpora(settings)[:2]
+    assert valid is not None
+    assert [int(pair.src) for pair in valid.pairs()] == held_out[1:]
+    assert [int(pair.src) for pair in train.pairs()] == [
+        number for number in range(1, 101) if number not in (*held_out, *bad)
+    ]
 
 
 def test_tokenizers_of_an_earlier_attempt_are_replaced(tmp_path: Path) -> None:

@@ -78,3 +78,14 @@ def test_planned_steps_follow_the_measured_throughput():
     again = time_budget.plan_steps(100, 1.0, most=10_000)
     assert again == pytest.approx(100 + time_budget.seconds_left() / 2, abs=1)
     assert time_budget.plan_steps(100, 1.0, most=120) == 120
+
+
+def test_a_resumed_run_measures_its_own_steps():
+    """Its first 5,000 steps were taken by an earlier process, in time that is spent already."""
+    time = Time()
+    time_budget = TimeBudget(1000.0, spent=500.0, now=time)
+    time_budget.plan_steps(5000, 0.1, most=100_000)
+    time.now += 50
+    planned = time_budget.plan_steps(5100, 0.1, most=100_000)  # 100 steps in 50 seconds
+    assert time_budget.seconds_per_step == pytest.approx(0.5)
+    assert planned == pytest.approx(5100 + time_budget.seconds_left() / 0.5, abs=1)
