@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,12 @@ def measure_parity(
     if references is not None and outputs is not None:
         found = [bleu_score(each, references, tgt_lang=tgt_lang).value for each in outputs]
         scores = (found[0], found[1])
-    difference = max((abs(one[1] - other[1]) for one, other in same), default=0.0)
+    difference = max((abs(one[1] - other[1]) for one, other in same), default=0.0, key=_nan_last)
     return Parity(
         program=program, sentences=len(ours), equal=len(same), difference=difference, bleu=scores
     )
+
+
+def _nan_last(value: float) -> tuple[bool, float]:
+    """Return a key that sorts NaN after all numbers, so that the largest of some is NaN."""
+    return math.isnan(value), value

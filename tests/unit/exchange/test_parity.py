@@ -1,7 +1,10 @@
-"""The Transformer with the weights of other implementations computes their outputs."""
+"""The Transformer with the weights of other implementations computes their outputs; how parity
+with them is measured.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -10,6 +13,9 @@ from model_kit import perturb_weights
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
+from dragoman.errors import CorruptError
+from dragoman.exchange.export import require_close_log_probs, require_parity
+from dragoman.exchange.parity import Parity, measure_parity
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.recipes.transformer import vaswani2017_base
@@ -189,3 +195,35 @@ def test_logits_with_the_weights_of_a_marian_model(sizes: tuple[int, int, int, i
             stepped.append(logits)
         torch.testing.assert_close(torch.stack(stepped, 1), expected, atol=1e-4, rtol=0)
     assert expected.std() > 0.5  # numbers of a size at which agreement means something
+
+
+def parity_of(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> Parity:
+    return measure_parity("theirs", ours, theirs, None, None, "en")
+
+
+def test_parity_has_the_largest_difference_of_equal_outputs() -> None:
+    ours = [("a", -1.0), ("b", -2.0), ("c", -3.0), ("d", -4.0)]
+    theirs = [("a", -1.0), ("b", -2.5), ("x", -9.0), ("d", -3.875)]
+    found = parity_of(ours, theirs)
+    assert (found.equal, found.sentences, found.difference) == (3, 4, 0.5)
+    with pytest.raises(CorruptError, match=r"found 0\.5000 off"):
+        require_parity(found)
+    assert parity_of([("a", -1.0)], [("b", -1.0)]).difference == 0.0
+
+
+@pytest.mark.parametrize("theirs", [(math.nan, -2.0), (-1.0, math.nan)])
+def test_log_probabilities_that_are_nan_are_no_parity(theirs: tuple[float, float]) -> None:
+    ours = [("a", -1.0), ("b", -2.0)]
+    found = parity_of(ours, list(zip("ab", theirs, strict=True)))
+    assert math.isnan(found.difference)
+    with pytest.raises(CorruptError, match="found nan off"):
+        require_parity(found)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_export_must_reproduce_the_golden_log_probabilities(exact: bool) -> None:
+    most = 1e-3 if exact else 1.0
+    assert require_close_log_probs(most, exact=exact) == most
+    for error in (1.01 * most, math.inf, math.nan):
+        with pytest.raises(CorruptError, match=f"within {most:g}; found"):
+            require_close_log_probs(error, exact=exact)
