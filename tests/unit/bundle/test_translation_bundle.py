@@ -479,6 +479,29 @@ def test_blank_golden_inputs_are_left_out() -> None:
     ] == ["ein mann"]
 
 
+@pytest.mark.parametrize(("spare", "kept"), [(0, ["mann"]), (1, ["mann", "ein mann"])])
+def test_golden_inputs_fit_learned_positions_with_their_end(
+    tmp_path: Path, spare: int, kept: list[str]
+) -> None:
+    config, tokenizers, _ = make()
+    positions = len(tokenizers.src.encode("ein mann")) + spare
+    config = config.replace(
+        model={"positions": "learned", "max_positions": positions},
+        data={"max_length": positions - 1},
+    )
+    torch.manual_seed(0)
+    size = len(tokenizers.src)
+    model = build_model(config.model, src_vocab_size=size, tgt_vocab_size=size)
+    write_bundle(
+        tmp_path,
+        config=config,
+        tokenizers=tokenizers,
+        weights=model.state_dict(),
+        golden=["mann", "ein mann"],
+    )
+    assert [case["input"] for case in Bundle.load(tmp_path).golden_cases] == kept
+
+
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [

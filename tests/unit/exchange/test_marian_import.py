@@ -18,6 +18,7 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.errors import BundleError, CorruptError, DataError, DragomanError
 from dragoman.exchange import marian_import
+from dragoman.exchange.huggingface_reader import read_directory
 from dragoman.exchange.marian_import import import_marian
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Translator
@@ -98,10 +99,14 @@ def make(tmp_path: Path, spm: tuple[bytes, bytes]) -> Callable[..., Path]:
             decoder_ffn_dim=64,
             max_position_embeddings=256,
             pad_token_id=last,
-            decoder_start_token_id=last,
             eos_token_id=0,
             forced_eos_token_id=0,
-            **{"activation_function": "swish", "scale_embedding": True, **settings},
+            **{
+                "activation_function": "swish",
+                "scale_embedding": True,
+                "decoder_start_token_id": last,
+                **settings,
+            },
         )
         model = transformers.MarianMTModel(config).eval()
         generator = torch.Generator().manual_seed(1)
@@ -146,6 +151,7 @@ TEXTS = [*LINES, ">>eng<< zwei Hunde", "Ärger  mit ﬁ Zeichen", "eine sehr lan
         ),
         pytest.param({"separate": True, "lose": 0}, id="two vocabularies"),
         pytest.param({"tie_word_embeddings": False}, id="an output of its own"),
+        pytest.param({"decoder_start_token_id": 0}, id="a decoder that starts from </s>"),
     ],
 )
 def test_a_marian_directory_becomes_a_bundle_that_computes_the_same(
@@ -209,6 +215,18 @@ def change(name: str, key: str, value: Any) -> Callable[[Path], None]:
         (directory / name).write_text(json.dumps(content))
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("of_generation", "of_config", "beam"), [(3, 7, 3), (None, 7, 7), (3, None, 3), (None, None, 4)]
+)
+def test_beam_size_is_that_of_generation(
+    make: Callable[..., Path], of_generation: int | None, of_config: int | None, beam: int
+) -> None:
+    directory = make()
+    change("generation_config.json", "num_beams", of_generation)(directory)
+    change("config.json", "num_beams", of_config)(directory)
+    assert read_directory(directory).beam == beam
 
 
 def without_end(directory: Path) -> None:
