@@ -13,6 +13,7 @@ from task_models_kit import LINES, Subject, build_subject, subject_of
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.tasks.language_model import _windows, spell_tokens
 from dragoman.text.language_model_tokenizer import ByteTokenizer
+from dragoman.text.special_tokens import UNK
 
 TEXT = "It was the old team today .\nSome bank was new .\nThe goal was of the team ."
 
@@ -98,6 +99,17 @@ def test_a_continuation_is_that_of_generate(name: str) -> None:
         assert len(change.steps) == len(found.steps)
         off = predictor.explain(prompt, max_tokens=9, off=[found.heads[0].name])
         assert change.text == off.target.text
+
+
+def test_a_continuation_has_no_unknown_words() -> None:
+    predictor = build_subject(config_of("lstm", model={"output_bias": True})).predictor
+    with torch.no_grad():
+        predictor.model.output_bias[UNK] += 20.0
+    prompt = "The goal was new . Some"
+    chunks = list(predictor.generate(prompt, max_tokens=5, temperature=0.0))
+    found = predictor.explain(prompt, max_tokens=5)
+    assert UNK not in [step.id for step in found.steps if not step.forced]
+    assert found.target.text == prompt + "".join(chunks)
 
 
 def test_windows_cover_every_position_once() -> None:

@@ -114,6 +114,30 @@ def test_of_many_words_those_with_the_largest_weights_are_left_out():
     assert plain.notes == ["the first 3 of 4 words were left out in turn"]
 
 
+def test_of_many_words_those_of_sentences_with_weight_are_left_out():
+    text = "aside. one two three"
+    calls = []
+
+    def predict(texts):
+        calls.extend(texts)
+        return [0.5] * len(texts)
+
+    spans = [CharacterSpan(match.start(), match.end()) for match in re.finditer(r"\w+", text)]
+    found = explain_text(
+        text,
+        [
+            SentenceSpans(words=spans[:1], word_weights=[1.0], weight=0.1),
+            SentenceSpans(words=spans[1:], word_weights=[0.5, 0.1, 0.4], weight=0.9),
+        ],
+        {"a": 0.75, "b": 0.25},
+        "a",
+        predict,
+        max_left_out=2,
+    )
+    assert calls[:2] == ["aside. two three", "aside. one two"]
+    assert [word.drop for word in found.words] == [None, 0.25, None, 0.25]
+
+
 def test_the_words_that_the_model_reads_are_bounded(monkeypatch):
     monkeypatch.setattr(word_occlusion, "MAX_RUN_WORDS", 24)
     text = "a b. " * 4

@@ -27,6 +27,8 @@ def test_a_request_has_only_the_options_that_were_given() -> None:
         "prefix": "x",
         "off": ["x0.1"],
     }
+    none = checks.read_explain_request({"text": "a", "length_penalty": 0})
+    assert none.options() == {"length_penalty": 0.0}  # not the model's own
 
 
 def test_null_is_the_same_as_leaving_out() -> None:

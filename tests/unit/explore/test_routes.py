@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import logging
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from explorer_kit import StubPredictor
+from explorer_kit import StubPredictor, make_explanation
 from starlette.testclient import TestClient
 
 from dragoman.explore import model_worker
@@ -277,6 +278,15 @@ def test_a_branch_keeps_what_is_before_it(client: TestClient, predictor: StubPre
     assert predictor.calls[2][1] == {"beam": 2, "prefix_ids": [98]}
 
 
+def test_a_branch_of_a_reference_is_decoded(client: TestClient, predictor: StubPredictor) -> None:
+    found = explain(client, reference="EIN ALTER MANN")
+    assert predictor.calls[0][1] == {"reference": "EIN ALTER MANN"}
+    answer = client.post(f"{API}/e/{found['digest']}/branch", json={"step": 1, "token": 99})
+    assert answer.status_code == 200, answer.text
+    kept = found["target"]["tokens"][0]["id"]
+    assert predictor.calls[1][1] == {"prefix_ids": [kept, 99]}  # which excludes a reference
+
+
 def test_heads_are_switched_off(client: TestClient) -> None:
     address = f"{API}/e/{explain(client)['digest']}/off"
     assert client.post(address, json={"heads": ["x0.1"]}).json()["off"] == ["x0.1"]
@@ -453,6 +463,18 @@ def test_streams_of_effects_are_bounded(
     monkeypatch.undo()
     for _ in range(2 * application.MAX_STREAMS):  # a finished stream is forgotten
         assert client.post(f"{API}/e/{digest}/effects").status_code == 200
+
+
+def test_rejected_streams_of_effects_are_forgotten(
+    client: TestClient, session: ExplorerSession
+) -> None:
+    stored = make_explanation("ein Mann")
+    stored = dataclasses.replace(stored, model={**stored.model, "digest": "another"})
+    foreign = session.open(stored).digest
+    for _ in range(2 * application.MAX_STREAMS):
+        check_error(client.post(f"{API}/e/{foreign}/effects"), 400, "of another model")
+    own = explain(client)["digest"]
+    assert client.post(f"{API}/e/{own}/effects").status_code == 200
 
 
 def test_old_explanations_are_forgotten(client: TestClient, session: ExplorerSession) -> None:
