@@ -211,6 +211,16 @@ def test_balanced_labels_weigh_as_much_as_their_absence() -> None:
     np.testing.assert_allclose(weights.numpy() * counts, 50 - counts, rtol=1e-6)
 
 
+def test_a_label_that_a_record_repeats_counts_once() -> None:
+    labels = (["a", "a"], ["a", "b"], ["b"], ["c"])
+    records = records_of(*({"text": "w", "label": names} for names in labels))
+    task = fit_task(configure(), records)
+    assert task.text.labels.names == ("a", "b", "c")
+    assert task.text.label_counts == (2, 2, 1)
+    batch = task.collate(task.encode(records), np.arange(4))
+    assert batch.labels[0].tolist() == [1, 0, 0]
+
+
 def test_thresholds_are_tuned_on_the_validation_set_and_used() -> None:
     config = configure(tune_threshold="labels", threshold=0.9, ngrams=1)
     records = make_records(200, seed=0, several=True)

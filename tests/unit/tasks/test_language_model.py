@@ -310,6 +310,30 @@ def test_activation_penalties_equal_their_definition() -> None:
     assert torch.isfinite(task.loss(model, last).total)
 
 
+def test_activations_are_penalized_after_dropout_and_their_changes_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    penalties = {"activation_penalty": 2.0, "temporal_penalty": 1.0}
+    config = config_of("lstm", language={"output_dropout": 0.5, **penalties})
+    task, lines = task_of(config, lines_of(20)), lines_of(20)
+    batch = batches_of(task, lines)[0]
+    torch.manual_seed(1)
+    model = task.build_model().train()
+    decode, seen = model.decode_segment, []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        seen.append(decode(*arguments, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(model, "decode_segment", watched)
+    loss: Loss = task.loss(model, batch)
+    [found] = seen
+    assert (found.hidden == 0).float().mean() > 0.2
+    change = found.raw[:, 1:] - found.raw[:, :-1]
+    penalty = 2.0 * found.hidden.pow(2).mean() + change.pow(2).mean()
+    torch.testing.assert_close(loss.total, loss.nll + batch.tokens * penalty)
+
+
 def test_golden_outputs_are_log_probabilities() -> None:
     task = task_of(config_of("lstm"), lines_of(20))
     torch.manual_seed(1)

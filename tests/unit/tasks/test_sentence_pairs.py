@@ -131,6 +131,20 @@ def test_swapped_copies_have_scores_and_no_labels():
     assert len(task.collate(store, np.array([0, 1]))) == 2
 
 
+def test_the_score_of_a_pair_is_the_mean_over_both_orders():
+    task = task_of(interaction="sequence", swap=True, score_weight=3.0)
+    batch = task.collate(task.encode(records()), np.array([0, 1]), training=True)
+    torch.manual_seed(0)
+    model = task.build_model()
+    output = model(batch.token_ids, batch.flags, batch.lengths)
+    scores = score_divergence(output.score, batch.scores, 1).view(2, 2)
+    assert not torch.allclose(scores[0], scores[1])
+    labels = torch.nn.functional.cross_entropy(output.labels[:2], batch.labels[:2], reduction="sum")
+    loss = task.loss(model, batch)
+    torch.testing.assert_close(loss.nll, labels.detach())
+    torch.testing.assert_close(loss.total, labels + 3.0 * scores.mean(dim=0).sum())
+
+
 def test_score_splits_its_probability_between_adjacent_integers():
     logits = torch.randn(3, 5)
     scores = torch.tensor([4.6, 1.0, math.nan])

@@ -111,6 +111,17 @@ def test_auxiliary_losses_are_part_of_the_training_objective_only() -> None:
     torch.testing.assert_close(validated.nll, trained.nll)
 
 
+def test_padding_has_no_auxiliary_loss() -> None:
+    task, model = build("column")
+    store = task.encode(make_records(6, seed=5))
+    batch = task.collate(store, np.arange(6))
+    assert batch.mask is not None
+    with torch.no_grad():
+        together = task.loss(model.train(), batch)
+        single = [task.loss(model, task.collate(store, np.array([at]))) for at in range(6)]
+    torch.testing.assert_close(together.total, torch.stack([each.total for each in single]).sum())
+
+
 def test_predictions_are_legal_spans_in_the_scheme_of_the_files() -> None:
     for crf in (True, False):
         task, model = build("bilstm-crf", crf=crf)
