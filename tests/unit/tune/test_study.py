@@ -7,6 +7,7 @@ tests/commands/test_tune_command.py.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import statistics
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from sync_kit import SyncRecorder
 
 from dragoman.config import Config, read_config
 from dragoman.errors import (
@@ -27,6 +29,7 @@ from dragoman.errors import (
 )
 from dragoman.storage.lock import DirectoryLock
 from dragoman.training.progress import QuietProgress
+from dragoman.tune import starting_config
 from dragoman.tune import study as study_module
 from dragoman.tune.study import StudyResult, tune
 
@@ -303,6 +306,57 @@ def test_a_metric_may_be_larger_for_better(run: Run, tmp_path: Path) -> None:
 def test_a_trial_without_validations_is_an_error(run: Run) -> None:
     with pytest.raises(ConfigError, match="tuning needs validations; found none"):
         run(2, train=lambda config, out, **options: out)
+
+
+def test_a_trial_is_ranked_by_its_best_validation(run: Run, tmp_path: Path) -> None:
+    """The run keeps its best checkpoint, whatever comes after it."""
+
+    def overfitting(config: Config, out: Path, **options: Any) -> Path:
+        losses = (0.5, 0.2, 0.9) if out.name == "0000" else (0.6, 0.5, 0.4)
+        for step, value in enumerate(losses, 1):
+            options["on_record"]({"event": "validation", "step": step, "loss": value})
+        return out
+
+    result = run(2, train=overfitting, prune=False)
+    assert [each.value for each in result.trials] == [0.2, 0.4]
+    assert result.best is result.trials[0]
+    ends = [line for line in _lines(tmp_path) if line["event"] == "end"]
+    assert [line["value"] for line in ends] == [0.2, 0.4]
+
+
+def test_a_validation_is_durable_before_the_trial_continues(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, journal = SyncRecorder(monkeypatch), tmp_path / "study" / "journal.jsonl"
+    durable = []
+
+    def noting(config: Config, out: Path, **options: Any) -> Path:
+        def on_record(record: dict[str, Any]) -> None:
+            options["on_record"](record)
+            durable.append(bool(recorder.synced(journal)))
+
+        return fake_run(config, out, **{**options, "on_record": on_record})
+
+    run(1, train=noting)
+    assert durable == [True] * 8
+    assert recorder.synced(journal)  # the end of the trial
+    assert recorder.synced(journal.parent)  # the name of the journal
+
+
+def test_best_settings_have_no_schedule_of_a_short_trial(
+    run: Run, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting_config, "measure_random_throughput", lambda *args: 1000.0)
+    run(
+        1,
+        override=lambda base: base.replace(data=dataclasses.asdict(config.data)),
+        explicit_settings=(),
+        search=("model.dropout=0.0..0.4",),
+    )
+    small = read_config(recipe="small").train
+    best = read_config(file=tmp_path / "study" / "best.yaml").train
+    for name in ("steps", "warmup_steps", "ema_decay", "checkpoint_every", "validate_every"):
+        assert getattr(best, name) == getattr(small, name), name
 
 
 def test_trials_get_a_part_of_the_budget(run: Run) -> None:
