@@ -115,7 +115,9 @@ class FileStream:
         ) or self.position != before.st_size:
             raise CorruptError(
                 f"{self.path} must stay as it is while it is read",
-                found=f"{before.st_size} bytes at first and {self.position} read",
+                found=f"{before.st_size} bytes at first and {self.position} read"
+                if before.st_size != self.position
+                else "another modification time than at first",
                 fix="start again when nothing writes to it",
             )
 

@@ -150,10 +150,12 @@ class ParallelFiles(Corpus):
 
     def misalignment(self, common: int) -> Misalignment | None:
         """Return the first position where the sides are misaligned, in the lines that both have."""
-        lines = zip(range(common), self._lines(self.src), self._lines(self.tgt), strict=False)
+        lines = zip(
+            range(1, common + 1), self._lines(self.src), self._lines(self.tgt), strict=False
+        )
         return find_misalignment(
-            (line_features(src), line_features(tgt))
-            for _, src, tgt in lines
+            (number, line_features(src), line_features(tgt))
+            for number, src, tgt in lines
             if isinstance(src, str) and isinstance(tgt, str)
         )
 

@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.corpus import BadPair, Corpus, LineCountError, SentencePair
-from dragoman.data.misalignment import LineFeatures, Misalignment, find_misalignment, line_features
+from dragoman.data.misalignment import (
+    Misalignment,
+    NumberedFeatures,
+    find_misalignment,
+    line_features,
+)
 
 _NO_LETTERS = re.compile(r"[\W_]+")
 # Traces of word tokenizers: a space before a comma or full stop, split clitics, Moses escapes and
@@ -201,14 +206,14 @@ class _CorpusChecker:
             rows += [self.leaks.finding(), self.source_leaks.finding()]
         return rows
 
-    def _line_features(self, corpus: Corpus) -> Iterator[tuple[LineFeatures, LineFeatures]]:
+    def _line_features(self, corpus: Corpus) -> Iterator[NumberedFeatures]:
         """Check every record and yield the features for the misalignment check.
 
         That check may stop before the end.
         """
         self._rest = self._checked_pairs(corpus)
         for pair in self._rest:
-            yield line_features(pair.src), line_features(pair.tgt)
+            yield pair.number, line_features(pair.src), line_features(pair.tgt)
 
     def _checked_pairs(self, corpus: Corpus) -> Iterator[SentencePair]:
         for count, record in enumerate(corpus.records(), 1):

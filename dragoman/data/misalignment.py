@@ -7,6 +7,7 @@ none, twice in a row, the files are misaligned.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -46,8 +47,11 @@ def line_features(text: str) -> LineFeatures:
     )
 
 
-def find_misalignment(pairs: Iterable[tuple[LineFeatures, LineFeatures]]) -> Misalignment | None:
-    """Return the first misaligned position, in one pass over the features and bounded memory."""
+NumberedFeatures = tuple[int, LineFeatures, LineFeatures]  # line number, source, target
+
+
+def find_misalignment(pairs: Iterable[NumberedFeatures]) -> Misalignment | None:
+    """Return the first misaligned line, in one pass over the features and bounded memory."""
     before: _Window | None = None
     suspect: Misalignment | None = None
     gain = 0.0
@@ -62,27 +66,20 @@ def find_misalignment(pairs: Iterable[tuple[LineFeatures, LineFeatures]]) -> Mis
 
 
 class _Window(NamedTuple):
-    """Features of consecutive pairs; `start` is the number of the first pair."""
+    """Features of consecutive pairs, and the line numbers of the pairs."""
 
-    start: int
+    lines: list[int]
     src: NDArray[np.float64]
     tgt: NDArray[np.float64]
 
 
-def _windows(pairs: Iterable[tuple[LineFeatures, LineFeatures]]) -> Iterator[_Window]:
-    """Cut the pairs into windows; the first pair has number 1."""
-    start = 1
-    rows: list[tuple[LineFeatures, LineFeatures]] = []
-    for pair in pairs:
-        rows.append(pair)
-        if len(rows) == _WINDOW:
-            yield _Window(
-                start, np.array([src for src, _ in rows]), np.array([tgt for _, tgt in rows])
-            )
-            start += _WINDOW
-            rows.clear()
-    if len(rows) >= _WINDOW // 4:
-        yield _Window(start, np.array([src for src, _ in rows]), np.array([tgt for _, tgt in rows]))
+def _windows(pairs: Iterable[NumberedFeatures]) -> Iterator[_Window]:
+    """Cut the pairs into windows."""
+    remaining = iter(pairs)
+    for rows in iter(lambda: list(itertools.islice(remaining, _WINDOW)), []):
+        if len(rows) >= _WINDOW // 4:
+            lines, src, tgt = zip(*rows, strict=True)
+            yield _Window(list(lines), np.array(src), np.array(tgt))
 
 
 def _best_shift(window: _Window) -> tuple[int, float]:
@@ -99,7 +96,7 @@ def _best_shift(window: _Window) -> tuple[int, float]:
 
 def _locate(before: _Window | None, window: _Window, shift: int) -> Misalignment:
     """Return the line, in this window or the one before, from which on the shift fits better."""
-    start = before.start if before else window.start
+    lines = [*before.lines, *window.lines] if before else window.lines
     src = np.concatenate([before.src, window.src]) if before else window.src
     tgt = np.concatenate([before.tgt, window.tgt]) if before else window.tgt
     # Before the position the files are aligned, after it they are shifted: the split with the least
@@ -108,7 +105,7 @@ def _locate(before: _Window | None, window: _Window, shift: int) -> Misalignment
     costs = np.concatenate([[0.0], np.cumsum(aligned)]) + np.concatenate(
         [np.cumsum(shifted[::-1])[::-1], [0.0]]
     )
-    return Misalignment(start + int(np.argmin(costs)), shift)
+    return Misalignment([*lines, lines[-1] + 1][int(np.argmin(costs))], shift)
 
 
 def _correlation(src: NDArray[np.float64], tgt: NDArray[np.float64]) -> float:

@@ -282,8 +282,9 @@ def _looks_like_header(names: list[str], wanted: ColumnSelection) -> bool:
 
 
 def _column_names(language: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a column may have, those with the language first."""
     code = language.lower()
-    return (*usual, code, f"text_{code}", f"{code}_text", f"sentence_{code}") if code else usual
+    return (code, f"text_{code}", f"{code}_text", f"sentence_{code}", *usual) if code else usual
 
 
 def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection) -> tuple[int, int]:
@@ -307,8 +308,7 @@ def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection)
             raise DataError(
                 f"a column of {path} must be called {field}", found=", ".join(shown), fix=fix
             )
-        # Languages take precedence over common words.
-        choices = (field.lower(),) if field else _column_names(language, usual)[::-1]
+        choices = (field.lower(),) if field else _column_names(language, usual)
         match = next((lower.index(choice) for choice in choices if choice in lower), None)
         found.append(int(field) - 1 if field.isdecimal() else match)
     if len(names) == 2 and found.count(None) == 1:

@@ -151,6 +151,11 @@ def test_languages_take_precedence_over_usual_names(tmp_path: Path) -> None:
     ) == [("eins", "one")]
 
 
+def test_the_most_usual_name_is_taken(tmp_path: Path) -> None:
+    content = "original\tsrc\ttgt\ttranslation\nEins!\teins\tone\tOne!\n"
+    assert sides(pairs_file(tmp_path, "x.tsv", content, ColumnSelection())) == [("eins", "one")]
+
+
 @pytest.mark.parametrize(
     ("src_field", "tgt_field", "expected"),
     [

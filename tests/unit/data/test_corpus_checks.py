@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import lzma
 import os
 from pathlib import Path
@@ -178,15 +179,23 @@ def test_misaligned_files_of_equal_length(tmp_path: Path, shift: int) -> None:
     )
 
 
+def test_a_misalignment_is_located_by_its_line_after_bad_lines(tmp_path: Path) -> None:
+    src, tgt = sentences(1000)
+    src[:100] = ["a line with a \0"] * 100
+    del tgt[500]
+    tgt.append("the last")
+    [line] = found(corpus_of(tmp_path, src, tgt))["misaligned lines"].lines
+    assert abs(line - 501) <= 5
+
+
 @pytest.mark.parametrize("english", ["on day {0} it was {1}", "it was {1} on day {0}"])
 def test_numbers_alone_show_a_misalignment(english: str) -> None:
     numbers = [(i * 37, i) for i in range(1000, 1600)]
     src = [f"am Tag {day} war es {price}" for day, price in numbers]
     tgt = [english.format(day, price) for day, price in numbers]
     del src[300]
-    misalignment = find_misalignment(
-        (line_features(a), line_features(b)) for a, b in zip(src, tgt, strict=False)
-    )
+    features = [[line_features(text) for text in side] for side in (src, tgt)]
+    misalignment = find_misalignment(zip(itertools.count(1), *features, strict=False))
     assert misalignment is not None
     assert abs(misalignment.line - 301) <= 3
 
@@ -194,8 +203,8 @@ def test_numbers_alone_show_a_misalignment(english: str) -> None:
 def test_short_and_uniform_files_have_no_finding() -> None:
     assert find_misalignment([]) is None
     same = (line_features("ein Wort"), line_features("one word"))
-    assert find_misalignment([same] * 1000) is None
-    assert find_misalignment([same] * 10) is None
+    assert find_misalignment((line, *same) for line in range(1000)) is None
+    assert find_misalignment((line, *same) for line in range(10)) is None
 
 
 def table(*lengths: float, numbers: tuple[int, ...] = ()) -> list[LineFeatures]:
@@ -219,7 +228,7 @@ def test_another_shift_must_fit_clearly_better(
         return next(fits)
 
     monkeypatch.setattr(misalignment, "_correlation", fit)
-    assert misalignment._best_shift(misalignment._Window(1, rows, rows)) == (
+    assert misalignment._best_shift(misalignment._Window([*range(1, 61)], rows, rows)) == (
         shift,
         pytest.approx(gain),
     )
@@ -250,23 +259,24 @@ def test_a_misalignment_needs_a_second_window_or_a_clear_gain(
     )
     assert (
         find_misalignment(
-            [(line_features("a"), line_features("b"))] * (misalignment._WINDOW * len(windows))
+            (line, line_features("a"), line_features("b"))
+            for line in range(misalignment._WINDOW * len(windows))
         )
         == expected
     )
 
 
 def test_the_last_lines_count_if_they_are_a_quarter_of_a_window() -> None:
-    pair = (line_features("a"), line_features("b"))
+    pairs = [(line, line_features("a"), line_features("b")) for line in range(1, 1000)]
     whole, quarter = misalignment._WINDOW, misalignment._WINDOW // 4
     found = {
-        count: [(each.start, len(each.src)) for each in misalignment._windows([pair] * count)]
+        count: [(each.lines[0], len(each.src)) for each in misalignment._windows(pairs[:count])]
         for count in (quarter - 1, quarter, whole)
     }
     assert found == {quarter - 1: [], quarter: [(1, quarter)], whole: [(1, whole)]}
     assert [
-        (each.start, len(each.tgt))
-        for each in misalignment._windows([pair] * (2 * whole + quarter))
+        (each.lines[0], len(each.tgt))
+        for each in misalignment._windows(pairs[: 2 * whole + quarter])
     ] == [
         (1, whole),
         (1 + whole, whole),
@@ -302,7 +312,7 @@ def test_a_misalignment_is_located(line: int, shift: int) -> None:
     pairs = [[line_features(text) for text in side] for side in (src, tgt)]
     late = pairs[1] if shift > 0 else pairs[0]
     late[line - 1 : line - 1] = [LineFeatures(0.0, 1)] * abs(shift)
-    misalignment = find_misalignment(zip(*pairs, strict=False))
+    misalignment = find_misalignment(zip(itertools.count(1), *pairs, strict=False))
     assert misalignment is not None
     assert misalignment.shift == shift
     assert line <= misalignment.line <= line + abs(shift)
