@@ -42,7 +42,7 @@ from dragoman.decoding.search_strategy import SearchStrategy, search
 from dragoman.decoding.token_characters import TokenCharacters, code_point_bounds
 from dragoman.errors import ConfigError
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.text.tokenizer import Tokenizer
+from dragoman.text.tokenizer import Tokenizer, train_tokenizers
 from tests.search_kit import TableState
 
 SPECIAL: list[str | bytes | None] = [None] * 4
@@ -387,6 +387,21 @@ def test_texts_of_tokens_are_those_that_the_tokenizer_decodes(algorithm: str) ->
         assert Forbid(["dog", "月"]).holds("", text)
 
 
+def test_the_tag_of_a_language_is_never_written() -> None:
+    lines = ["a man walks", "ein Mann geht"] * 5
+    tokenizers = train_tokenizers(
+        lines, lines, TextConfig(tokenizer="characters", vocab_size=400), languages=["de", "en"]
+    )
+    tags = list(tokenizers.tgt.tag_ids.values())
+    assert len(tags) == 2
+    vocabulary = TokenCharacters.of(tokenizers.tgt)
+    automaton = CompiledConstraints([Forbid(["man"])], vocabulary).bind("")
+    state = automaton.start()
+    assert not automaton.allowed(state, 20)[tags].any()
+    [letter] = tokenizers.tgt.encode("a")[-1:]
+    assert not automaton.allowed(automaton.advance(state, letter), 19)[tags].any()
+
+
 # What is asked for
 
 
@@ -418,6 +433,8 @@ def test_the_predicates_on_couplets() -> None:
         ("wi-fi", "fi", True),
         ("12%", "2%", False),
         ("a 2%b", "2%", True),
+        ("ba a a", "a a", True),
+        ("ba a ab", "a a", False),
     ],
 )
 def test_a_word_respects_the_boundaries_of_its_script(text: str, word: str, expected: bool) -> None:
@@ -496,6 +513,16 @@ def test_an_error_names_the_constraints_that_conflict_and_no_others() -> None:
     found = conflict([Regex("b.*")], "xyz", prefix=[5])
     assert "the prefix must agree with the constraints" in found
     assert "found one that no output continues for 'xyz' (line 3)" in found
+
+
+@pytest.mark.parametrize("more", [(), (NoCopy(),)], ids=["regex", "no_copy"])
+def test_tokens_of_a_prefix_count_against_the_limit(more: tuple[Constraint, ...]) -> None:
+    """Two letters are still missing after the prefix."""
+    rules = [Regex(".*bc"), *more]
+    found = conflict(rules, "xyz", limit=3, prefix=[5, 8])
+    assert "the prefix must agree with the constraints" in found
+    compiled = CompiledConstraints(rules, CHARACTERS)
+    check_constraints(compiled, compiled.bind("xyz"), 4, [5, 8])
 
 
 def test_a_hard_combination_is_decided_exactly() -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.search_strategy import search
 from dragoman.errors import ConfigError
+from tests.search_kit import TableModel
 
 PROBS = torch.tensor([0.05, 0.4, 0.05, 0.3, 0.2])
 DRAWS = ((np.arange(4000) + 0.5) / 4000).tolist()
@@ -54,6 +56,22 @@ def test_a_large_vocabulary_is_sorted_in_part_and_draws_the_same(temperature: fl
     kept = kept[:, :51]
     assert torch.equal(ids[kept], full.indices[:, :51][kept])
     assert torch.equal(values[kept], full.values[:, :51][kept])
+
+
+def test_a_finished_sample_is_kept_beside_a_truncated_one_of_the_same_tokens() -> None:
+    """At the limit a draw either ends the output or cuts it, after the same tokens."""
+    [found] = search(
+        TableModel(peak=0.1),
+        torch.tensor([3]),
+        limits=[1],
+        strategy=Sampling(seed=2, samples=60),
+    )
+    outputs = [(tuple(each.tokens), each.finished) for each in found]
+    assert len(outputs) == len(set(outputs))
+    words = {tokens for tokens, _ in outputs if tokens}
+    assert set(outputs) == {((), True)} | {(each, end) for each in words for end in (True, False)}
+    finished = [end for _, end in outputs]
+    assert finished == sorted(finished, reverse=True)
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, float("nan")])
