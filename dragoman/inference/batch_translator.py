@@ -374,11 +374,15 @@ class BatchTranslator:
         texts = self.detokenize(found)
         if options.mbr is None:
             return _SearchedBatch(found, texts, [[] for _ in segments])
-        language = options.target_language or self._config.data.tgt_lang
-        utility, sampled = self._pairwise_metric(options.mbr, language), options.draws_samples
+        languages = [segment.target_language or self._config.data.tgt_lang for segment in segments]
         ranked = [
-            rank_candidates(*each, utility, sampled=sampled)
-            for each in zip(found, texts, strict=True)
+            rank_candidates(
+                hypotheses,
+                row_texts,
+                self._pairwise_metric(options.mbr, language),
+                sampled=options.draws_samples,
+            )
+            for hypotheses, row_texts, language in zip(found, texts, languages, strict=True)
         ]
         return _SearchedBatch(
             [each.hypotheses[: options.nbest] for each in ranked],

@@ -28,6 +28,7 @@ class Segment:
     index: int  # within its line
     text: str
     src: list[int]  # token ids without EOS
+    target_language: str = ""  # of a multilingual model
 
     @property
     def sample_id(self) -> int:
@@ -93,15 +94,13 @@ def split_lines(
     else:
         tagged = {each: tokenizer.tagged(each.target) for each in set(directions)}
         lines = [
-            replace(
-                _split_line(
-                    next(numbers),
-                    text,
-                    [*tagged[direction].first_ids, *whole],
-                    tagged[direction],
-                    longest,
-                ),
-                direction=direction,
+            _split_line(
+                next(numbers),
+                text,
+                [*tagged[direction].first_ids, *whole],
+                tagged[direction],
+                longest,
+                direction,
             )
             for text, whole, direction in zip(stripped, encoded, directions, strict=True)
         ]
@@ -116,11 +115,16 @@ def split_lines(
 
 
 def _split_line(
-    number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest: int
+    number: int,
+    text: str,
+    whole: list[int],
+    tokenizer: Tokenizer,
+    longest: int,
+    direction: Direction | None = None,
 ) -> SegmentedLine:
     """Split one line."""
     if not text:
-        return SegmentedLine([], [], [])
+        return SegmentedLine([], [], [], direction)
     texts, gaps, encoded, notes = [text], list[str](), [whole], list[str]()
     if "\n" in text or len(whole) > longest:
         texts, gaps = _split_text(text, tokenizer, longest)
@@ -135,13 +139,15 @@ def _split_line(
         notes.append(
             f"{unknown:,} of its tokens {'is' if unknown == 1 else 'are'} unknown to the model"
         )
+    language = "" if direction is None else direction.target
     return SegmentedLine(
         [
-            Segment(number, index, each, src)
+            Segment(number, index, each, src, language)
             for index, (each, src) in enumerate(zip(texts, encoded, strict=True))
         ],
         gaps,
         notes,
+        direction,
     )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from translator_kit import CONFIG, TEXT, write_random_bundle
+from translator_kit import CONFIG, TEXT, CopyModel, write_random_bundle
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
 from dragoman.evaluate.pairwise_metrics import pairwise_chrf
-from dragoman.inference import TranslationOptions, Translator
+from dragoman.inference import NativeEngine, SearchRequest, TranslationOptions, Translator
 from dragoman.inference.minimum_bayes_risk import rank_candidates
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.tokenizer import Tokenizer, train_tokenizers
 
 LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(6)]
 
@@ -109,6 +109,80 @@ def test_long_lines_have_the_mean_utility_of_their_segments(translator: Translat
     assert found.utility is not None
     assert 0 < found.utility <= 100
     assert (blank.text, blank.utility) == ("", None)
+
+
+class FixedEngine:
+    """Draws the same texts for every source; a `silent` one empty texts where it may."""
+
+    name = "fixed"
+    workers = client_threads = 1
+    batch_tokens = None
+
+    def __init__(self, tokenizer: Tokenizer, texts: list[str], *, silent: bool = False) -> None:
+        self.tokenizer, self.texts, self.silent = tokenizer, texts, silent
+
+    def unsupported_reason(self, strategy: Any, longest: int = 0) -> str:
+        return ""
+
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        is_empty = self.silent and not request.min_length
+        drawn = [[] if is_empty else self.tokenizer.encode(text) for text in self.texts]
+        return [
+            [Hypothesis(tokens, [-1.0], -1.0, finished=True) for tokens in drawn]
+            for _ in request.sources
+        ]
+
+
+def expected_utility(texts: list[str], tokenize: str) -> float:
+    """Return the utility of the best of texts that were drawn once each."""
+    bleu = BLEU(effective_order=True, tokenize=tokenize)
+    return max(
+        sum(bleu.sentence_score(text, [other]).score for other in texts) / len(texts)
+        for text in texts
+    )
+
+
+def test_bleu_splits_words_as_the_language_of_each_output_needs() -> None:
+    """Whether the language is an option, that of the translator, or the only one of a source."""
+    config = CONFIG.replace(
+        data={"directions": ("de-en", "de-zh", "en-zh")}, text={"language_tags": True}
+    )
+    tokenizers = train_tokenizers(TEXT, TEXT, config.text, languages=["en", "zh"])
+    texts = ["你好。世界", "你好。你好", "世界你好"]
+    engine = FixedEngine(tokenizers.tgt, texts)
+    native = NativeEngine(lambda: CopyModel(len(tokenizers.tgt)))  # type: ignore[arg-type,return-value]
+    chinese, spaced = (expected_utility(texts, each) for each in ("zh", "13a"))
+    assert chinese > spaced + 1
+
+    def utility(default: str | None = None, **languages: str) -> float | None:
+        translator = Translator(native, tokenizers, config, engine=engine, target_language=default)
+        [found] = translator.stream(["7"], mbr="bleu", **languages)
+        return found.utility
+
+    assert utility(source_language="de", target_language="en") == pytest.approx(spaced)
+    assert utility(source_language="de", target_language="zh") == pytest.approx(chinese)
+    assert utility("zh", source_language="de") == pytest.approx(chinese)
+    assert utility(source_language="en") == pytest.approx(chinese)
+    both = Translator(native, tokenizers, config, engine=engine)
+    for language, expected in (("en", spaced), ("zh", chinese), ("en", spaced)):
+        [found] = both.stream(["7"], mbr="bleu", source_language="de", target_language=language)
+        assert found.utility == pytest.approx(expected)
+
+
+def test_what_is_searched_again_has_utilities_of_its_own() -> None:
+    """All samples of the first search were empty, of utility 0."""
+    tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
+    texts = ["Ein Mann", "Ein Mann geht", "Eine Frau"]
+    native = NativeEngine(lambda: CopyModel(len(tokenizers.tgt)))  # type: ignore[arg-type,return-value]
+    translator = Translator(
+        native, tokenizers, CONFIG, engine=FixedEngine(tokenizers.tgt, texts, silent=True)
+    )
+    for nbest in (1, 4):
+        [found] = translator.stream(["7"], mbr="bleu", nbest=nbest)
+        assert any("first output was empty" in note for note in found.notes)
+        assert found.text in texts
+        assert found.utility == pytest.approx(expected_utility(texts, "13a"))
+        assert len(found.alternatives) == min(nbest, 3)
 
 
 @pytest.mark.parametrize(
