@@ -102,6 +102,18 @@ def test_lines_are_split_for_the_shortest_member(ensemble: Translator) -> None:
     assert any("more than the 20" in note for note in found.notes)
 
 
+def test_an_ensemble_keeps_the_target_language_that_it_was_loaded_with(tmp_path: Path) -> None:
+    config = CONFIG.replace(data={"directions": ("de-en", "de-zh")}, text={"language_tags": True})
+    tagged = train_tokenizers(TEXT, TEXT, config.text, languages=["en", "zh"])
+    folders = [write_other(tmp_path / name, tagged, config) for name in ("a", "b")]
+    ensemble = Translator.load(folders, device="cpu", target_language="zh")
+    [found] = ensemble.stream(LINES[:1])
+    assert found.target_language == "zh"
+    assert found.text == ensemble.translate(LINES[:1], target_language="zh")[0]
+    with pytest.raises(ConfigError, match="add --to en or --to zh"):
+        Translator.load(folders, device="cpu").translate(LINES[:1])
+
+
 def test_the_alignment_is_the_mean_of_the_members(paths: list[Path], ensemble: Translator) -> None:
     [found] = ensemble.stream(LINES[2:3], alignment=True, beam=2)
     assert found.alignment is not None

@@ -150,6 +150,8 @@ def test_repetitive_output_is_noted(tokenizers: Tokenizers) -> None:
         ([9, 8, *[5] * 12], Repetition((5,), 12)),
         ([1, *[5, 6, 7] * 5, 5, 9], Repetition((5, 6, 7), 5)),
         ([*[5, 6] * 4, 1], None),
+        ([5, 6] * 5, None),
+        ([5, 6] * 6, Repetition((5, 6), 6)),
         ([5] * 11, None),
         (list(range(8)) * 5, Repetition(tuple(range(8)), 5)),
         (list(range(8)) * 4 + list(range(7)), None),
