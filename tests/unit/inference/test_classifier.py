@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dragoman
+from dragoman.attention.recorder import record
 from dragoman.errors import BundleError, DataError
 from dragoman.inference.predictors.classifier import Classifier
 from tests.classifier_kit import BAD, GOOD, reviews, write_classifier
@@ -113,6 +114,20 @@ def test_one_level_of_weights(flat):
     assert len(found.sentences) == 1
     assert not found.has_sentence_weights
     assert sum(word.weight for word in found.words) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_weight_of_a_word_is_the_mean_over_the_hops(tmp_path):
+    path = write_classifier(tmp_path / "model", steps=5, pooling="structured", hops=3)
+    predictor = dragoman.load(path, device="cpu")
+    text = "The film is a great story"
+    with record(predictor.model, ["pooling"]) as records:
+        predictor.predict([text])
+    hops = records["pooling"].weights[0, 0]
+    assert hops.shape == (3, 6)
+    assert not torch.allclose(hops[0], hops.mean(dim=0), atol=1e-4), "the hops must differ"
+    found = predictor.explain_words(text)
+    expected = hops.mean(dim=0).tolist()
+    assert [word.weight for word in found.words] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("tokenizer", ["characters", "bytes"])

@@ -13,11 +13,13 @@ import torch
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
+from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.inference import engine_selection as opening_module
+from dragoman.inference.cpu.model_conversion import INT8, convert_model
 from dragoman.inference.engine_benchmark import measure_throughput, select_fastest_engine
 from dragoman.inference.engine_selection import describe_engine, open_engines
 from dragoman.models.factory import build_model
@@ -85,6 +87,27 @@ def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path
     assert not again.from_cache
 
 
+def test_each_search_and_precision_is_measured_for_itself(path: Path, tmp_path: Path) -> None:
+    bundle = Bundle.load(path)
+    asked: list[tuple[Any, str]] = [
+        (GreedySearch(), "float32"),
+        (BeamSearch(4), "float32"),
+        (BeamSearch(5), "float32"),
+        (BeamSearch(5), "int8"),
+    ]
+    for expected in (False, True):
+        for strategy, precision in asked:
+            choice = select_fastest_engine(
+                {"one": SlowEngine("one", 0.0)},
+                bundle,
+                strategy,
+                precision=precision,
+                cache=tmp_path,
+            )
+            assert choice is not None
+            assert choice.from_cache is expected
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "{broken", "\xff"])
 def test_damaged_cache_entry_is_measured_again(path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "engines.json").write_bytes(content.encode("latin-1"))
@@ -143,6 +166,27 @@ def test_description_states_how_work_is_divided(monkeypatch: pytest.MonkeyPatch)
         describe_engine(NativeEngine(lambda: None, precision="int8"))
         == "native-int8 (1 x 4 threads)"
     )  # type: ignore[arg-type,return-value]
+
+
+def test_one_worker_is_calibrated_on_the_same_sentences(path: Path) -> None:
+    model = Bundle.load(path).model
+    if convert_model(model, INT8).unsupported_reason:
+        pytest.skip("this processor has no int8")
+
+    def scores(engine: NativeEngine) -> list[float]:
+        request = SearchRequest(
+            sources=[[5, 6, 7], [8]],
+            limits=[8, 8],
+            prefixes=[[], []],
+            strategy=GreedySearch(),
+            sample_ids=[0, 1],
+        )
+        return [row[0].score for row in engine.generate(request)]
+
+    sentences = [([5] * 40, [6] * 40)]
+    engine = NativeEngine(lambda: model, precision=INT8, workers=2, pairs=lambda: sentences)
+    assert scores(engine) != scores(NativeEngine(lambda: model, precision=INT8))
+    assert scores(engine.single_worker()) == scores(engine)
 
 
 def test_a_translator_in_int8_translates(path: Path) -> None:

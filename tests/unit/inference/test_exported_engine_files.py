@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_ctranslate2
 from dragoman.inference import Engine, Translator, engine_sandbox, engine_selection
+from dragoman.inference.ctranslate2_engine import CTranslate2Engine
 from dragoman.inference.engine_benchmark import list_engines
 from dragoman.inference.engine_selection import choose_engine, open_engine
 from dragoman.inference.exported_engine_files import (
@@ -377,6 +379,20 @@ def test_an_engine_that_computes_something_else_is_not_used(bundle: Path) -> Non
         case["log_probs"] = [number - 1.0 for number in case["log_probs"]]
     with pytest.raises(CorruptError, match=r"found 1\.00"):
         open_engine(loaded, "ctranslate2-float32")
+
+
+def test_an_engine_that_computes_nan_is_not_used(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_ctranslate2(bundle, quantization="float32")
+    monkeypatch.setattr(
+        CTranslate2Engine,
+        "log_probs",
+        lambda self, sources, targets: [[math.nan] * (len(each) + 1) for each in targets],
+    )
+    with pytest.raises(CorruptError, match=r"must compute what it did .* found nan"):
+        open_engine(Bundle.load(bundle), "ctranslate2-float32")
+    assert Translator.load(bundle).engine.name == "native"
 
 
 def test_an_engine_may_list_no_other_files(bundle: Path) -> None:

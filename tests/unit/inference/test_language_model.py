@@ -100,6 +100,24 @@ def test_a_model_without_memory_reads_the_recent_text_anew(name: str) -> None:
     assert model.complete("a b c d a b c d a b", max_tokens=40)[0].tokens == 40
 
 
+def test_no_position_past_the_segment_is_used() -> None:
+    """A whole segment is read before the last half of it is read anew."""
+    model = predictor_of("transformer", model={"positions": "learned", "max_positions": 8})
+    text = model.task.text
+    written = [BOS, *text.encode_prompt("a b")]
+    context, expected = list(written), list[int]()
+    with torch.no_grad():
+        for _ in range(30):
+            logits = model.model(torch.tensor([context]))[0, -1]
+            logits[[0, 1, 3]] = -math.inf
+            expected.append(int(logits.argmax()))
+            written.append(expected[-1])
+            context = written[-4:] if len(context) == 8 else [*context, expected[-1]]
+    decoder = text.decoder(text.encode_prompt("a b"))
+    wanted = "".join(decoder.push(token) for token in expected)
+    assert "".join(model.generate("a b", max_tokens=30, temperature=0)) == wanted
+
+
 def test_scores_equal_a_hand_computation_in_any_batch() -> None:
     model = predictor_of("lstm")
     texts = ["a b c", "", "d e f g h a", "b"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sync_kit import SyncRecorder
 
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.inference import synthetic_pairs
@@ -101,6 +102,26 @@ def test_a_killed_run_continues_to_the_same_bytes(
             expected.dropped,
         )
     assert contents(killed) == contents(whole)
+
+
+def test_pairs_are_durable_before_the_progress_that_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, run = SyncRecorder(monkeypatch), build(tmp_path)
+    blocks = 0
+
+    def check(lines: int) -> None:
+        nonlocal blocks
+        if not lines:
+            return
+        blocks += 1
+        recorded = recorder.moved(run.progress_path)
+        for path in run.partial_paths:
+            assert path.stat().st_size > 0
+            assert min(recorder.synced(path), default=recorded) < recorded
+
+    run.run(LINES[:8], translate, PairFilter(count_words), advance=check)
+    assert blocks == 2
 
 
 def test_a_continued_run_does_not_translate_again(tmp_path: Path) -> None:

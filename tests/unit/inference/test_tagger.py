@@ -75,6 +75,26 @@ def test_batches_and_long_inputs_change_nothing_but_their_parts(monkeypatch: Any
     assert parts.notes == ("tagged in 2 parts of at most 3 tokens",)
 
 
+def test_parts_of_a_long_input_have_columns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tagger = entity_tagger("pos")
+    first = TaggedSentence(tokens=["in", "Bonn", "West"], column=["Y", "X", "X"])
+    second = TaggedSentence(tokens=["Anna", "sees", "."], column=["X", "Y", "Y"])
+    whole = TaggedSentence(
+        tokens=[*first.tokens, *second.tokens], column=[*first.column, *second.column]
+    )
+    monkeypatch.setattr(tagger_module, "MAX_TOKENS", 3)
+    found, *parts = tagger.predict([whole, first, second], batch_size=1)
+    assert found.tags == parts[0].tags + parts[1].tags
+    assert found.probabilities == pytest.approx(parts[0].probabilities + parts[1].probabilities)
+    assert found.tags == ("O", "B-LOC", "I-LOC", "B-PER", "O", "O")
+
+
+def test_a_span_quotes_the_text_where_its_tokens_stand() -> None:
+    """Not where the same tokens occurred before."""
+    (found,) = entity_tagger().predict(["Anna sees Anna  Meier in Bonn . in Bonn  West ."])
+    assert [span.text for span in found.spans] == ["Anna", "Anna  Meier", "Bonn", "Bonn  West"]
+
+
 def test_an_empty_token_is_an_error() -> None:
     with pytest.raises(DataError, match=r"2 must have no empty token; found one at .* 2;"):
         entity_tagger().predict([["Anna"], ["Anna", "", "Bonn"]])

@@ -276,6 +276,33 @@ def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
 
 
 @needs_kernels
+def test_greedy_search_takes_the_lower_id_of_equal_logits() -> None:
+    """Each of the tokens 6 to 20 has a twin, mostly in the lane before it of a later vector."""
+    model = make(tie_embeddings="none")
+    with torch.no_grad():
+        model.output.weight[21:36] = model.output.weight[6:21]
+    form = compiled(model)
+    for sources in (SOURCES, SOURCES[::-1]):
+        plain, scored = (
+            [
+                row[0].tokens
+                for row in search(
+                    form,
+                    form.encode(*pad_sources(sources)),
+                    limits=[20] * 5,
+                    strategy=GreedySearch(),
+                    return_scores=return_scores,
+                )
+            ]
+            for return_scores in (False, True)
+        )
+        assert plain == scored
+        tokens = {token for row in plain for token in row}
+        assert len(tokens & set(range(6, 21))) > 1
+        assert not tokens & set(range(21, 36))
+
+
+@needs_kernels
 @pytest.mark.parametrize("at", [0, 70, 129])
 def test_nan_is_reported(at: int) -> None:
     backend = compiled(make()).search_backend

@@ -16,8 +16,11 @@ from model_kit import perturb_weights
 from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.constraint_automaton import CompiledConstraints
+from dragoman.decoding.constraint_definitions import Require
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.source_batch import pad_sources
+from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
 from dragoman.inference.cpu import shortlist
@@ -214,6 +217,24 @@ def test_a_list_of_everything_changes_nothing_and_a_prefix_may_be_unlisted() -> 
         .generate(request(prefixes=[[each] for each in unlisted]))
     )
     assert [each[0].tokens[0] for each in found] == unlisted
+
+
+@needs_kernels
+@pytest.mark.parametrize("strategy", [GreedySearch(), BeamSearch(3)], ids=["greedy", "beam"])
+def test_a_required_word_need_not_be_listed(strategy: Any) -> None:
+    model, short = make(), counted()
+    words = [None] * len(SPECIAL_TOKENS) + [chr(0x4E00 + token) for token in range(4, VOCABULARY)]
+    constraints, required = [], []
+    for source in SOURCES:
+        listed = short.allowed_tokens(source)
+        token = next(each for each in range(4, VOCABULARY) if each not in listed)
+        compiled = CompiledConstraints([Require([str(words[token])])], TokenCharacters(words))
+        constraints.append(compiled.bind(""))
+        required.append(token)
+    asked = request(strategy=strategy, constraints=constraints)
+    found = NativeEngine(lambda: model, shortlist=short).generate(asked)
+    assert all(token in row[0].tokens for token, row in zip(required, found, strict=True))
+    assert found == NativeEngine(lambda: model).generate(asked)
 
 
 def test_model_without_shortlist_support_warns_once(caplog: pytest.LogCaptureFixture) -> None:
