@@ -233,6 +233,29 @@ def test_a_beam_ranks_by_our_penalty_and_scores_as_the_model_does(
             )
 
 
+def test_the_best_of_a_beam_is_the_same_whether_one_or_all_are_returned(
+    pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
+) -> None:
+    """Its own sums leave a forced prefix out, which weighs less the longer an output is."""
+    _, engine, tokenizers = pair
+    penalty = WuLengthPenalty(1.0)
+    for text in ("EINE", "ZWEI HUNDE", "EIN MANN GEHT"):
+        prefix = tokenizers.tgt.encode(text)
+        one, every = (
+            engine.generate(
+                request(
+                    tokenizers,
+                    strategy=BeamSearch(6, nbest, penalty),
+                    prefixes=[prefix] * 5,
+                    limits=[30] * 5,
+                )
+            )
+            for nbest in (1, 6)
+        )
+        assert [row[0].tokens for row in one] == [row[0].tokens for row in every]
+        assert [row[0].score for row in one] == pytest.approx([row[0].score for row in every])
+
+
 def test_engine_reports_what_it_does_not_support(
     pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
 ) -> None:

@@ -276,12 +276,18 @@ def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
 
 
 @needs_kernels
-def test_greedy_search_takes_the_lower_id_of_equal_logits() -> None:
+@pytest.mark.parametrize(
+    ("precision", "is_filtered"), [(FLOAT32, True), (FLOAT32, False), (INT8, False)]
+)
+def test_greedy_search_takes_the_lower_id_of_equal_logits(
+    precision: str, is_filtered: bool
+) -> None:
     """Each of the tokens 6 to 20 has a twin, mostly in the lane before it of a later vector."""
     model = make(tie_embeddings="none")
     with torch.no_grad():
         model.output.weight[21:36] = model.output.weight[6:21]
-    form = compiled(model)
+    form = compiled(model, precision)
+    form.greedy_decoder._use_int8_filter &= is_filtered
     for sources in (SOURCES, SOURCES[::-1]):
         plain, scored = (
             [
