@@ -19,6 +19,7 @@ from dragoman.storage.atomic import (
     hash_file,
     is_process_alive,
     publish_directory,
+    read_regular,
     remove_flat_directory,
     replace_file,
     write_file,
@@ -97,6 +98,23 @@ def test_links_and_pipes_are_not_read(tmp_path):
         hash_file(tmp_path / "link")
     with pytest.raises(OSError, match="not a regular file"):
         hash_file(tmp_path / "pipe")
+
+
+def test_a_file_that_grows_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    path, read = tmp_path / "a", os.read
+    path.write_bytes(b"x" * 10)
+    assert read_regular(path, 10) == b"x" * 10
+    with pytest.raises(OSError, match="more than 9 bytes: 10"):
+        read_regular(path, 9)
+
+    def read_after_append(descriptor: int, count: int) -> bytes:
+        with path.open("ab") as file:
+            file.write(b"y")
+        return read(descriptor, count)
+
+    monkeypatch.setattr(os, "read", read_after_append)
+    with pytest.raises(OSError, match="grows while it is read"):
+        read_regular(path, 100)
 
 
 def test_publishing_never_replaces_a_full_directory(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -118,6 +120,24 @@ def test_a_file_system_without_locks_takes_a_lease(tmp_path, monkeypatch, caplog
     assert not (tmp_path / "lease").exists()
 
 
+def test_an_owner_is_found_where_directories_cannot_be_locked(tmp_path, monkeypatch):
+    flock = locks.fcntl.flock
+
+    def flock_files_only(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock_files_only)
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    second.require_unlocked()
+    first.acquire()
+    with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
+        second.require_unlocked()
+    first.release()
+    second.require_unlocked()
+
+
 def owner(path, **changes) -> None:
     first = Lease(path)
     first._create()
@@ -134,10 +154,18 @@ def test_a_lease_of_a_dead_process_here_is_taken(tmp_path):
     lease.release()
 
 
-def test_a_lease_from_elsewhere_counts_by_its_age(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"host": "elsewhere", "pid": 7}, "process 7 on elsewhere"),
+        ({"boot": "before the reboot"}, f"process {os.getpid()} on"),  # its number is in use again
+    ],
+    ids=["another machine", "an earlier boot"],
+)
+def test_a_lease_from_elsewhere_counts_by_its_age(tmp_path, changes, found):
     path = tmp_path / "lease"
-    owner(path, host="elsewhere", pid=7)
-    with pytest.raises(LockedError, match="process 7 on elsewhere"):
+    owner(path, **changes)
+    with pytest.raises(LockedError, match=found):
         Lease(path).acquire()
     long_ago = path.stat().st_mtime - 121
     os.utime(path, (long_ago, long_ago))

@@ -55,6 +55,7 @@ def test_every_bit_matters(tmp_path, name):
     [
         (lambda d: (d / "a.bin").unlink(), "a.bin", "missing"),
         (lambda d: (d / "c").write_bytes(b""), "c", "not listed"),
+        (lambda d: (d / "c").symlink_to(d.parent), "c", "not listed"),
         (lambda d: os.truncate(d / "a.bin", 3), "a.bin", "3 bytes where 250 were written"),
         (lambda d: (d / "a.bin").write_bytes(b"x" * 250), "a.bin", "SHA-256"),
         (lambda d: (d / manifest.MANIFEST_NAME).unlink(), manifest.MANIFEST_NAME, "No such file"),

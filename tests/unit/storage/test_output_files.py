@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from sync_kit import SyncRecorder
 
 from dragoman.errors import ConfigError, PermissionDeniedError
 from dragoman.storage.output_files import check_output_file, open_output, write_output
@@ -80,6 +81,23 @@ def test_an_os_permission_error_is_converted(
         check_output_file("--hyp", tmp_path / "out")
 
 
+def test_a_write_protected_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is writable, so that a rename would replace the file all the same."""
+    # The mode decides for root, too.
+    monkeypatch.setattr(os, "access", lambda path, _: bool(os.stat(path).st_mode & stat.S_IWUSR))
+    path = tmp_path / "out"
+    path.write_text("old")
+    check_output_file("--hyp", path)
+    path.chmod(0o400)
+    with pytest.raises(
+        PermissionDeniedError,
+        match=f"--hyp must be writable; found no permission to write {path}",
+    ):
+        check_output_file("--hyp", path)
+
+
 def test_a_file_appears_when_all_is_written(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     with open_output(path) as file:
@@ -87,6 +105,20 @@ def test_a_file_appears_when_all_is_written(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.read_bytes() == "één\n".encode()
     assert os.listdir(tmp_path) == ["out.txt"]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
+def test_an_output_is_synced_before_it_replaces_the_old_file_and_its_name_after(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    path.write_text("old")
+    recorder = SyncRecorder(monkeypatch)
+    with open_output(path) as file:
+        file.writelines(f"line {n}\n" for n in range(1000))
+    moved = recorder.moved(path)
+    assert recorder.synced(path) == [moved - 1]
+    assert recorder.synced(tmp_path) == [moved + 1]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
