@@ -85,6 +85,18 @@ def test_crash_before_keeping_the_best_is_repaired(run):
     assert run.best().step == 2
 
 
+def test_after_a_crash_between_two_best_checkpoints_the_new_one_is_the_best(run):
+    save_checkpoint(run, 1, 2)
+    run.keep_best(1)
+    fault_injection.arm_faults("prune.rename:1:eio")
+    with pytest.raises(DiskError, match="Input/output error"):
+        run.keep_best(2)
+    assert sorted(os.listdir(run.path / "keep")) == ["step-00000001", "step-00000002"]
+    assert run.best().step == 2
+    flip_byte(run.path / "keep" / "step-00000002" / "weights.safetensors")
+    assert run.best().step == 1
+
+
 def test_a_damaged_best_is_replaced(run):
     save_checkpoint(run, 1, 2)
     run.keep_best(2)
@@ -182,6 +194,17 @@ def test_old_checkpoints_are_removed_only_if_that_frees_enough(
     monkeypatch.setattr("dragoman.checkpoint.retention._freed_bytes", lambda checkpoint: gain)
     assert prune_oldest(run.path, run.run_id, 100) == removed
     assert run.steps() == left
+
+
+@pytest.mark.parametrize(("missing", "removed"), [(0, "step-00000001"), (1, None)])
+def test_hard_links_of_the_best_free_no_disk_space(run, monkeypatch, missing, removed):
+    """Of the first two checkpoints, only the second has files of its own."""
+    save_checkpoint(run, 1, 2, 3)
+    run.keep_best(1)
+    second = run.open_step(2)
+    freed = sum((second.path / name).stat().st_size for name in second.manifest["files"])
+    monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
+    assert prune_oldest(run.path, run.run_id, 10 + freed + missing) == removed
 
 
 def test_tolerated_full_disk_errors_are_limited(run, caplog):

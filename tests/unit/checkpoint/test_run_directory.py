@@ -241,9 +241,9 @@ def test_environment_has_what_bit_exactness_depends_on(run):
     }
 
 
-@pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
+@pytest.mark.parametrize("part", ["weights", "optimizer", "ema", "carried"])
 def test_no_tensor_that_is_not_finite_is_published(run, part):
-    bad = checkpoint_tensors(2)
+    bad = checkpoint_tensors(2) | {"carried": {"layer.weight": torch.zeros(8, 4)}}
     next(iter(bad[part].values()))[3, 1] = float("nan")
     with pytest.raises(DivergedError, match=f"{part} layer.weight"):
         run.save_checkpoint(2, bad, {})
