@@ -142,6 +142,13 @@ def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
     log = [record for record in log_of(tmp_path / "rolled") if "event" not in record]
     assert [record["step"] for record in log if record.get("excluded")] == list(range(2, 12))
     assert state_of(tmp_path / "rolled")["applied_steps"] == 4
+    with RunDirectory(tmp_path / "excluded") as run:
+        trainer = tiny_trainer(run, steps=14, checkpoint_every=100)
+        trainer.state.divergence.excluded_steps.update(range(2, 12))
+        trainer.fit(resume=False)
+    rolled, excluded = (tensors_of(tmp_path / name) for name in ("rolled", "excluded"))
+    assert rolled.keys() == excluded.keys()
+    assert [name for name in rolled if not torch.equal(rolled[name], excluded[name])] == []
 
 
 def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):

@@ -181,6 +181,24 @@ def test_sentence_too_large_for_memory_is_skipped_with_a_warning(caplog):
     assert f"example {heavy} is skipped" in caplog.text
 
 
+def test_sentences_that_were_skipped_before_do_not_count_for_a_later_batch():
+    corpus = Corpus(8)
+    collate = corpus.collate(corpus.plan())
+    oom_splitter = OOMSplitter()
+
+    def compute(examples: list[int], heavy: set[int]) -> None:
+        for part in oom_splitter.parts(collate(np.array(examples), 0)):
+            with part:
+                if heavy & set(part.batch.examples.tolist()):
+                    raise MemoryError
+
+    compute([0, 1, 2], heavy={0})
+    compute([3, 4], heavy={3})  # two were skipped by now, and one of these two fits
+    with pytest.raises(torch.OutOfMemoryError, match="every sentence of a batch"):
+        compute([5, 6], heavy={5, 6})
+    assert oom_splitter.dropped_examples == [0, 3, 5, 6]
+
+
 def test_other_errors_are_not_swallowed():
     corpus = Corpus(3)
     plan = corpus.plan()

@@ -78,8 +78,20 @@ def test_spike_is_six_standard_deviations_high() -> None:
     watch = DivergenceDetector()
     assert not any(watch.record_loss(generator.gauss(3.0, 0.1)) for _ in range(2 * SPIKE_WINDOW))
     assert not watch.record_loss(3.4)
+    assert not watch.suspect
     assert watch.record_loss(4.0)
-    assert watch.suspect
+    assert not watch.record_loss(3.0)
+    assert watch.suspect, "until the next checkpoint"
+
+
+def test_spikes_are_measured_by_recent_losses() -> None:
+    """The high and unsteady losses of the first steps do not hide a spike late in the run."""
+    generator = random.Random(0)
+    watch = DivergenceDetector()
+    for _ in range(SPIKE_WINDOW):
+        watch.record_loss(generator.gauss(10.0, 2.0))
+    assert not any(watch.record_loss(generator.gauss(3.0, 0.1)) for _ in range(10 * SPIKE_WINDOW))
+    assert watch.record_loss(5.0)
 
 
 def test_the_first_steps_of_a_run_are_no_spikes() -> None:

@@ -187,6 +187,17 @@ def test_dropout_depends_on_the_position_alone() -> None:
     assert not torch.equal(first, accumulated(make_step(model, seed=2), update)[1])
 
 
+def test_equal_micro_batches_of_a_step_have_different_dropout_masks() -> None:
+    for dropout, equal in ((0.0, True), (0.5, False)):
+        step = make_step(tiny_model(dropout=dropout).train())
+        update = make_global_batch([[0, 1], [0, 1]])
+        both, first = (
+            accumulated(step, update._replace(micro_batches=update.micro_batches[:count]))[1]
+            for count in (2, 1)
+        )
+        assert torch.allclose(both, 2 * first) == equal
+
+
 def test_an_error_in_the_model_is_not_hidden_and_leaves_no_gradient() -> None:
     model = tiny_model().train()
     step = make_step(model)

@@ -21,7 +21,9 @@ from training_kit import (
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
+from dragoman.runs.time_budget import trained_seconds
 from dragoman.runtime import signals
+from dragoman.tasks.translation import TranslationTask
 from dragoman.training import trainer as trainer_module
 
 
@@ -242,6 +244,68 @@ def test_a_time_budget_ends_in_time_with_a_validation_and_a_checkpoint(tmp_path)
     assert 2 <= result.step <= 8
     assert result.metrics == {"loss": 2.0}
     assert RunDirectory(tmp_path).steps()[-1] == result.step
+
+
+class Clock:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class SlowTask(TranslationTask):
+    """Translation, at one second per step."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(smoothing=0.0)
+        self.clock = clock
+
+    def loss(self, model, batch):
+        self.clock.now += 1
+        return super().loss(model, batch)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(trainer_module, "time", clock)
+    return clock
+
+
+def slow_parts(clock: Clock, seconds: float) -> dict[str, object]:
+    """Return a task of a second per step and a validation of 20 seconds, with a time budget."""
+
+    def validate(model):
+        clock.now += 20
+        return {"loss": 2.0}
+
+    return {
+        "task": SlowTask(clock),
+        "validate": validate,
+        "deadline": lambda: seconds - clock.now,
+    }
+
+
+def test_a_time_budget_has_room_for_the_last_validation(tmp_path, clock) -> None:
+    _, result = train(
+        tmp_path,
+        steps=1000,
+        checkpoint_every=1000,
+        validate_every=10,
+        parts=slow_parts(clock, seconds=85),
+    )
+    assert result.stopped == "deadline"
+    assert state_of(tmp_path)["validated_step"] == result.step
+    assert 80 <= clock.now <= 85
+
+
+def test_time_of_validations_counts_as_training_time(tmp_path, clock) -> None:
+    train(tmp_path, steps=8, parts=slow_parts(clock, seconds=1000))
+    with RunDirectory(tmp_path) as run:
+        assert trained_seconds(run) == clock.now == 8 + 2 * 20
 
 
 def test_throughput_measures_at_least_one_step(tmp_path) -> None:
