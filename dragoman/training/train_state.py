@@ -54,7 +54,8 @@ class DivergenceDetector:
         self.mean, self.variance, self.seen = (
             float(state.get(key, 0.0)) for key in ("mean", "variance", "seen")
         )
-        self.suspect = bool(state.get("suspect", False))
+        # Not part of the state: every checkpoint that is saved has the mark in its manifest.
+        self.suspect = False
 
     def record_skip(self, step: int) -> bool:
         """Count a skipped step; return whether training has diverged."""
@@ -111,7 +112,6 @@ class DivergenceDetector:
             "mean": self.mean,
             "variance": self.variance,
             "seen": self.seen,
-            "suspect": self.suspect,
         }
 
 
@@ -214,7 +214,7 @@ _DIVERGENCE_TYPES: dict[str, Any] = {
     **dict.fromkeys(("total_skips", "consecutive_skips"), int),
     **dict.fromkeys(("recent_skips", "excluded_steps"), list[int]),
     **dict.fromkeys(("mean", "variance", "seen"), float),
-    **dict.fromkeys(("rolled_back", "suspect"), bool),
+    "rolled_back": bool,
 }
 
 

@@ -454,12 +454,31 @@ def test_gradient_clipping_limits_the_norm(tmp_path) -> None:
     assert norms[1] == pytest.approx(1e-4, rel=1e-4)
 
 
+class SpikingTask(TranslationTask):
+    """Translation with one loss that is a million times too high."""
+
+    def __init__(self, spike: int) -> None:
+        super().__init__(smoothing=0.0)
+        self.spike, self.calls = spike, 0
+
+    def loss(self, model, batch):
+        found = super().loss(model, batch)
+        self.calls += 1
+        factor = 1e6 if self.calls == self.spike else 1.0
+        return dataclasses.replace(found, total=factor * found.total)
+
+
 def test_a_spike_marks_the_next_checkpoint(tmp_path, monkeypatch) -> None:
+    """A run that is resumed there marks no later one either."""
     monkeypatch.setattr("dragoman.training.train_state.SPIKE_WINDOW", 3)
-    monkeypatch.setattr("dragoman.training.train_state.SPIKE_SIGMAS", -1e9)
-    train(tmp_path, steps=8, keep_checkpoints=5)
-    suspects = [RunDirectory(tmp_path).open_step(step).manifest["suspect"] for step in (4, 8)]
-    assert suspects == [True, True]
+    monkeypatch.setattr("dragoman.training.train_state.SPIKE_SIGMAS", 1e3)
+    train(tmp_path / "whole", parts={"task": SpikingTask(6)})
+    train(tmp_path / "cut", steps=8, parts={"task": SpikingTask(6)})
+    train(tmp_path / "cut", resume=True, parts={"task": SpikingTask(0)})
+    for run in (RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "cut")):
+        suspects = [run.open_step(step).manifest["suspect"] for step in (4, 8, 12)]
+        assert suspects == [False, True, False], run.path.name
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_validation_without_a_number_is_never_the_best(tmp_path) -> None:
