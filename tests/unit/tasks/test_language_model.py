@@ -205,6 +205,19 @@ def test_perplexity_equals_a_hand_computation(name: str, rows: int) -> None:
     assert "bits_per_byte" not in metrics  # <unk> is not text
 
 
+def test_evaluation_may_have_a_longer_or_shorter_memory_than_training() -> None:
+    lines, loss = lines_of(12), dict[tuple[int, int], float]()
+    for memory, eval_memory in ((16, 0), (16, 16), (16, 2), (2, 0), (2, 16)):
+        language = {"memory": memory, "eval_memory": eval_memory, "clamp_distance": 0}
+        task = task_of(config_of("transformer_xl", language=language), lines)
+        torch.manual_seed(1)
+        metrics = evaluate(task, task.build_model().eval(), lines)
+        loss[memory, eval_memory] = metrics["loss"]
+        assert f"memory:{eval_memory or memory}|" in task.scores(metrics)[0].signature
+    assert loss[16, 0] == loss[16, 16] == loss[2, 16]
+    assert loss[2, 0] == loss[16, 2] != pytest.approx(loss[16, 16], rel=1e-4)
+
+
 def test_overlapping_windows_give_every_token_its_context() -> None:
     lines = lines_of(12)
     task = task_of(config_of("transformer", language={"eval_stride": 3}), lines)
@@ -351,10 +364,10 @@ def test_golden_outputs_are_log_probabilities() -> None:
 def test_text_files_restore_the_text(tokenizer: str) -> None:
     changes = {"tokenizer": tokenizer, "vocab_size": 300}
     config = config_of("lstm", text=changes)
-    task = task_of(config, ["the cat sat on the mat", "a dog ran"] * 20)
+    task = task_of(config, ["the cat sat on the mat", "a dog ran", "the café"] * 20)
     again = LanguageTask.load_text(config, task.text_files())
-    text = "the cat\nran\n"
-    assert again.encode(text).tolist() == task.text.encode(text).tolist()
+    for text in ("the cat\nran\n", "the cafe\u0301\n"):  # a letter and its accent apart
+        assert again.encode(text).tolist() == task.text.encode(text).tolist()
     assert len(again) == len(task.text)
     if tokenizer != "bytes":
         with pytest.raises(BundleError, match="no files"):

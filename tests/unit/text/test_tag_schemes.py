@@ -64,6 +64,8 @@ def test_schemes_written_by_hand() -> None:
     assert " ".join(write_tags(spans, 7, "iob1")) == "I-NP I-NP B-NP O I-VP I-VP I-VP"
     assert " ".join(write_tags(spans, 7, "iob2")) == "B-NP I-NP B-NP O B-VP I-VP I-VP"
     assert " ".join(write_tags(spans, 7, "iobes")) == "B-NP E-NP S-NP O B-VP I-VP E-VP"
+    apart = [Span(0, 2, "NP"), Span(2, 4, "VP"), Span(4, 5, "NP")]
+    assert " ".join(write_tags(apart, 5, "iob1")) == "I-NP I-NP I-VP I-VP I-NP"
     words = [Span(0, 1, ""), Span(1, 4, "")]
     assert "".join(write_tags(words, 4, "bmes")) == "SBME"
 

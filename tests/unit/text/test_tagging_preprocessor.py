@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,33 @@ def test_columns_share_one_table() -> None:
     assert (ids[:, 1] < first + second).all()
     assert (ids[:, 2] < first + second + third).all()
     assert text.feature_size == first + second + third
+
+
+def test_features_of_decomposed_letters_are_those_that_were_learnt() -> None:
+    config = Config(
+        task="tag",
+        text=TextConfig(vocab_size=100, normalization="nfc"),
+        tag=TagConfig(features=("suffix1", "prefix2", "shape")),
+    )
+    composed = TaggedSentence(tokens=["Été", "été", "Été"], tags=["X"] * 3)
+    text = TaggingPreprocessor.build(config, [composed, composed])
+    decomposed = TaggedSentence(
+        tokens=[unicodedata.normalize("NFD", word) for word in composed.tokens]
+    )
+    np.testing.assert_array_equal(text.feature_ids(decomposed), text.feature_ids(composed))
+    np.testing.assert_array_equal(
+        text.character_ids(decomposed.tokens), text.character_ids(composed.tokens)
+    )
+
+
+def test_a_lowercased_vocabulary_has_the_vectors_of_capitalized_words(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("The 1 2\nCat 3 4\nDOG 5 6\n")
+    text = build(vectors=str(path), word_width=2)
+    assert text.vectors is not None
+    found = dict(zip(text.vectors.ids.tolist(), text.vectors.vectors.tolist(), strict=True))
+    the, cat, dog = text.word_ids(["the", "cat", "dog"])
+    assert found == {the: [1, 2], cat: [3, 4], dog: [5, 6]}
 
 
 def test_auxiliary_targets_and_word_frequencies() -> None:

@@ -41,6 +41,15 @@ def test_a_word_as_written_precedes_its_lower_case(tmp_path: Path) -> None:
         read_word_vectors(path, {"fish": 4})
 
 
+def test_the_first_of_several_spellings_gives_a_lowercased_word_its_vector(tmp_path: Path) -> None:
+    """Files are sorted by frequency: The comes long before THE."""
+    path = tmp_path / "vectors.txt"
+    path.write_text("The 1 1\nCAT 2 2\nTHE 3 3\nCat 4 4\n")
+    found = read_word_vectors(path, IDS, lowercase=True)
+    assert found.ids.tolist() == [4, 5]
+    assert found.vectors.tolist() == [[1, 1], [2, 2]]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
