@@ -27,6 +27,7 @@ def test_the_defaults_hold_together() -> None:
     ("values", "found"),
     [
         ({"filter_widths": (3, 0)}, "found 0"),
+        ({"filter_widths": (64, 65)}, "must be from 1 to 64; found 65"),
         ({"filter_widths": (3, 3)}, "found [3, 3]"),
         ({"pooling": "none"}, "found neither classify.filter_widths nor classify.ngrams"),
         ({"hierarchical": True, "filter_widths": (3,)}, "found classify.filter_widths=[3]"),

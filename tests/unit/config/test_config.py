@@ -94,6 +94,8 @@ def test_heads_must_divide_the_width():
         ("train.steps=0", "found 0"),
         ("model.dropout=1.5", "found 1.5"),
         ("train.learning_rate=.inf", "found inf"),
+        ("train.learning_rate=true", "found true"),
+        ("model.dropout=false", "found false"),
         ("text.tokenizer=syllables", "found 'syllables'"),
         ("text.vocab_size=100", "found 100"),
         ("model.width=true", "found true"),
@@ -114,6 +116,16 @@ def test_pairs_and_src_tgt_exclude_each_other():
     assert "found all.tsv and a.de" in error_message(
         "data.valid_pairs=all.tsv", "data.valid_src=a.de", "data.valid_tgt=a.en"
     )
+
+
+@pytest.mark.parametrize("prefix", ["", "valid_"])
+@pytest.mark.parametrize("names", [("pairs",), ("src", "tgt")])
+def test_files_of_sentence_pairs_are_for_translation(prefix, names):
+    config = Config(task="classify").replace(data={prefix + name: "a.txt" for name in names})
+    assert config.problems() == [
+        f"data.{prefix}{names[0]} is for translation; found task classify; "
+        "name the files by data.train and data.valid (--train, --valid)"
+    ]
 
 
 def test_bpe_dropout_needs_bpe():

@@ -41,6 +41,14 @@ FILES = {"src": "a.de", "tgt": "a.en"}
             "found 0 for 1 file pairs; use --pair de-en FILE FILE",
         ),
         (
+            {"directions": ("de-en",), "languages": ("de-en",), "pairs": ("a.tsv", "b.tsv")},
+            "found 1 for 2 file pairs; use --pair de-en FILE FILE",
+        ),
+        (
+            {"directions": ("de-en", "fr-en"), "languages": ("de-en", "fr-en"), **FILES},
+            "found 2 for 1 file pairs; use --pair de-en FILE FILE",
+        ),
+        (
             {"directions": ("de-en",), "languages": ("fr-en",), **FILES},
             "data.languages must name languages of data.directions; found fr-en",
         ),

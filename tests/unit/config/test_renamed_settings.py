@@ -9,7 +9,7 @@ import pytest
 
 from dragoman import Translator, read_config
 from dragoman.config.config import SECTIONS, Config
-from dragoman.config.loader import load_yaml, to_dict
+from dragoman.config.loader import load_yaml, overridden_settings, to_dict
 from dragoman.config.renamed_settings import (
     RENAMED_BLOCKS,
     RENAMED_OPTIONS,
@@ -111,6 +111,18 @@ def test_a_setting_by_both_names_is_rejected() -> None:
         "train.max_grad_norm must be given once; found it and its old name train.clip; remove the "
         "old one"
     ]
+
+
+def test_old_names_in_a_file_count_as_given(tmp_path: Path) -> None:
+    """A time budget leaves settings alone that a file gives."""
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: tiny\ntrain:\n  warmup: 7\n  ema: 0.9\nmodel:\n  width: 64\n")
+    assert overridden_settings(file, ["train.steps=3"]) == {
+        "train.warmup_steps",
+        "train.ema_decay",
+        "train.steps",
+        "model.width",
+    }
 
 
 def test_no_option_is_renamed_to_one_that_means_something_else() -> None:
