@@ -37,6 +37,7 @@ from dragoman.tasks.translation import TranslationValidator
 from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.progress import QuietProgress
+from dragoman.training.train_state import TrainState
 
 SETTINGS = [
     "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer",
@@ -696,8 +697,6 @@ def asked_to_stop(monkeypatch):
     """Send `times` stop requests at a step."""
 
     def ask(at: int, times: int = 1) -> None:
-        from dragoman.training.train_state import TrainState
-
         count, left = TrainState.advance, [times]
 
         def counted(self, update, *rest):
@@ -742,6 +741,25 @@ def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, asked_to_stop, 
     assert digest(train(None, corpus / "my model", resume=True)) == digest(
         train(configured(corpus), corpus / "whole")
     )
+
+
+def test_a_resumed_run_has_only_the_rest_of_its_time_budget(corpus, asked_to_stop, monkeypatch):
+    asked_to_stop(3)
+    advance = TrainState.advance
+
+    def slow(self, update, *rest):
+        self.seconds += 200
+        return advance(self, update, *rest)
+
+    budget = ("train.steps=40", "train.time_budget=600")
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainState, "advance", slow)
+        with pytest.raises(StoppedError, match="stopped at step 3, checkpoint saved"):
+            train(configured(corpus, *budget), corpus / "model")
+    signals.uninstall_handlers()
+    captured = CapturedNotes()
+    train(None, corpus / "model", resume=True, progress=captured)
+    assert "time budget used up: training ends at step 3" in captured.notes
 
 
 def test_fitted_run_is_as_long_as_announced(corpus):
