@@ -49,7 +49,7 @@ def add_files(architecture: Architecture, work: Path) -> Config:
 def prepare_all(chosen: list[Architecture], work: Path) -> None:
     """Train tokenizers and prepare the data before timing."""
     from dragoman.runs.data_preparation import prepare_data
-    from dragoman.training.progress import QuietProgress
+    from dragoman.training.progress_display import QuietProgress
 
     for architecture in {
         architecture.task.folder: architecture for architecture in chosen
@@ -73,13 +73,13 @@ def train_architecture(
     from dragoman.inference import Translator
     from dragoman.models.factory import count_parameters
     from dragoman.runs.auto_config import apply_step_count
-    from dragoman.runs.bundle_contents import select_weights
     from dragoman.runs.data_preparation import prepare_data
+    from dragoman.runs.final_model import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
-    from dragoman.runs.translation_builder import TranslationBuilder
+    from dragoman.runs.translation_run_builder import TranslationBuilder
     from dragoman.runtime.device import choose_device
     from dragoman.training.distributed.process_group import ProcessGroup
-    from dragoman.training.progress import QuietProgress
+    from dragoman.training.progress_display import QuietProgress
 
     device = choose_device("auto")
     config, task, out = (

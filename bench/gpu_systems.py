@@ -9,7 +9,7 @@ import torch
 
 from bench.synthetic_corpus import Corpus
 from dragoman.config import Config
-from dragoman.decoding.source_batch import group_by_length
+from dragoman.decoding.padded_batch import group_by_length
 from dragoman.exchange.transformers_runner import quiet_transformers
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.inference.translation_options import TranslationOptions

@@ -24,7 +24,7 @@ from dragoman.attention.lsh_bucket_count import default_buckets, factor_buckets
 from dragoman.config import ModelConfig
 from dragoman.layers.reversible import run_sublayers, run_sublayers_reversible
 from dragoman.models.block import BuildContext
-from dragoman.models.block_context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.reformer_blocks import Reformer
 from dragoman.ops import attend_reference
 from dragoman.ops.lsh_attention import attend_sorted, hash_vectors, sort_by_bucket

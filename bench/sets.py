@@ -40,7 +40,7 @@ from dragoman.data.batch_plan import Cursor, Plan
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.layers.gaussian_mixture import fit_by_em
-from dragoman.models.block_context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.sentence_pair_classifier import (
     ComparedAlignment,
     MLPHead,

@@ -14,7 +14,7 @@ from dragoman.config.tag import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.tasks.tagging import TaggingTask
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 
 CPU = torch.device("cpu")
 NAMES = ("Anna", "Bert", "Carla", "Dora", "Emil", "Fritz")

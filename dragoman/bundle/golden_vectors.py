@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.decoding.search_strategy import search
-from dragoman.decoding.source_batch import pad_batch, pad_sources
 from dragoman.errors import BundleError, CorruptError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS

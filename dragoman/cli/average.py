@@ -25,7 +25,7 @@ def average(
 
     The run may be unfinished.
     """
-    from dragoman.runs.model_directory import OutputDirectory
+    from dragoman.runs.output_directory import OutputDirectory
 
     require_parent_directory(out)
     require_parent_writable(out / "model")

@@ -118,7 +118,7 @@ def check(
         )
         return
     from dragoman.data.corpus_checks import check_corpus
-    from dragoman.training.progress import open_progress
+    from dragoman.training.progress_display import open_progress
 
     fields = {
         "src_field": src_field,
@@ -214,7 +214,7 @@ def _check_labeled(
     from dragoman.data.compressed_files import open_input_file
     from dragoman.data.labeled_data_checks import READERS, check_labels
     from dragoman.data.labeled_records import read_records, read_rows
-    from dragoman.training.progress import open_progress
+    from dragoman.training.progress_display import open_progress
 
     if task not in READERS:
         found = f"--task {task!r:.40}" + (f" and {files[0]}" if files else "")
@@ -359,7 +359,7 @@ def clean(
     outputs = _output_files(pairs, out_src, out_tgt, out_pairs)
     held_out = _open_test_set(test_src, test_tgt, test_pairs, fields)
 
-    from dragoman.data.cleaner import clean_corpus
+    from dragoman.data.corpus_cleaner import clean_corpus
 
     with progress("cleaning", None, "pairs") as bar:
         found = clean_corpus(

@@ -12,7 +12,7 @@ import typer
 from dragoman.cli.options import DeviceOption
 from dragoman.cli.printing import print_result, print_table
 from dragoman.storage.disk_checks import require_parent_writable
-from dragoman.training.progress import format_duration
+from dragoman.training.progress_display import format_duration
 
 if TYPE_CHECKING:
     from dragoman.demo.dates import DatePair
@@ -51,7 +51,7 @@ def demo(
     """Translate with the built-in model, then train one on dates in two minutes."""
     from dragoman.demo.dates import LOCALES, DateWriter
     from dragoman.demo.run import check_demo, evaluate_dates, pick_examples, train_demo
-    from dragoman.training.progress import open_progress
+    from dragoman.training.progress_display import open_progress
 
     require_parent_writable(out / "model")
     DateWriter()  # raises DataError early if Babel is not installed

@@ -183,7 +183,7 @@ def _evaluate_task(
     """Score a model of another task and print its metrics."""
     from dragoman.bundle.format import read_command, read_task
     from dragoman.data.compressed_files import open_input_file
-    from dragoman.training.progress import open_progress
+    from dragoman.training.progress_display import open_progress
 
     if wrong:
         raise ConfigError(

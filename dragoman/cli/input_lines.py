@@ -15,8 +15,8 @@ from dragoman.data.compressed_files import FileStream, open_input_file
 from dragoman.data.text_lines import detect_utf16, guess_encoding
 from dragoman.errors import DataError
 
-# Bytes kept of one line: more than the translator accepts (`inference/translation.py`), which
-# reports it.
+# Bytes kept of one line: more than the translator accepts (`inference/translation_result.py`),
+# which reports it.
 MAX_LINE_BYTES = 1 << 21
 _CHUNK_BYTES = 1 << 16  # capacity of a pipe
 _POLL_SECONDS = 0.01  # time for a writer to refill a pipe that was read empty

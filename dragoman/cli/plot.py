@@ -23,7 +23,7 @@ from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
-    from dragoman.explain.corpus_statistics import TokenStatistics
+    from dragoman.explain.prediction_statistics import TokenStatistics
 
 FIGURES = {
     "curves": "loss, metrics and learning rate of the training",
@@ -354,7 +354,7 @@ class PlottedModel:
     @functools.cached_property
     def tokens(self) -> TokenStatistics | None:
         """Token distributions by teacher forcing; None without references or for labels."""
-        from dragoman.explain.corpus_statistics import measure_pairs, measure_text
+        from dragoman.explain.prediction_statistics import measure_pairs, measure_text
 
         if self.task != "translate":
             predictor = self.predictor
@@ -412,7 +412,7 @@ _NEEDS_REFERENCES = "it needs sentences with references: pass --test and --ref"
 
 def _draw_curves(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the training curves of all models that have a log."""
-    from dragoman.explain.figures_training import RunLog, read_log, save_curves
+    from dragoman.explain.training_figures import RunLog, read_log, save_curves
 
     runs = []
     for model in models:
@@ -447,7 +447,7 @@ def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw BLEU by source length of all models."""
     from dragoman.evaluate.bleu_by_length import score_by_length
     from dragoman.evaluate.metrics import build_metrics
-    from dragoman.explain.figures_statistics import save_length_scores
+    from dragoman.explain.evaluation_figures import save_length_scores
 
     scored = []
     for model in models:
@@ -468,7 +468,7 @@ def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the entropy of every head of one model."""
-    from dragoman.explain.figures_statistics import measure_entropies, save_entropies
+    from dragoman.explain.evaluation_figures import measure_entropies, save_entropies
 
     [model] = models
     if not model.is_finished:
@@ -485,8 +485,8 @@ def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the reliability diagram of all models."""
-    from dragoman.explain.corpus_statistics import measure_predictions
-    from dragoman.explain.figures_statistics import Calibration, save_calibration
+    from dragoman.explain.evaluation_figures import Calibration, save_calibration
+    from dragoman.explain.prediction_statistics import measure_predictions
 
     runs = []
     for model in models:
@@ -532,7 +532,7 @@ def _needs_test(model: PlottedModel) -> str:
 
 def _draw_distribution(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the mean output distribution of all models."""
-    from dragoman.explain.figures_statistics import save_distribution
+    from dragoman.explain.evaluation_figures import save_distribution
 
     runs = []
     for model in models:

@@ -34,7 +34,7 @@ from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
-    from dragoman.runs.model_directory import OutputDirectory
+    from dragoman.runs.output_directory import OutputDirectory
 
 TRIPLE_OPTIONS = ("pair", "valid_pair")  # options of three values each time
 _RUN_PANEL = "Run"
@@ -247,8 +247,8 @@ def _start_training(
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
     from dragoman.config.set_task import GENERATED_PROBLEMS
-    from dragoman.recipes.miniature import mini
-    from dragoman.runs.model_directory import OutputDirectory
+    from dragoman.recipes.mini_config import mini
+    from dragoman.runs.output_directory import OutputDirectory
 
     def with_overrides(base: Config | None) -> Config:
         return read_config(
@@ -314,7 +314,7 @@ def _start_training(
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
     from dragoman.runs.training_run import train as run
-    from dragoman.training.progress import open_progress
+    from dragoman.training.progress_display import open_progress
 
     run(
         resolved,

@@ -188,7 +188,7 @@ def tune(
     require_packages("optuna")
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.training.progress import open_progress
+    from dragoman.training.progress_display import open_progress
     from dragoman.tune.study import tune as run
 
     logging.getLogger("dragoman").setLevel(logging.WARNING)  # not each trial's settings

@@ -406,9 +406,9 @@ class Config:
             )
         if self.task == "language":
             # By name: models is a higher layer, and imports this one.
-            yield from import_object("dragoman.models.language_model_validation:language_problems")(
-                self
-            )
+            yield from import_object(
+                "dragoman.models.language_model_config_checks:language_problems"
+            )(self)
 
     def _translation_problems(self) -> Iterator[str]:
         """Yield inconsistencies between settings of a translation model."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from dragoman.config import Config, read_config
 from dragoman.demo.dates import LOCALES, DatePair, DateSplit, make_date_splits
 from dragoman.errors import BundleError, ConfigError, StoppedError
-from dragoman.recipes.miniature import mini
+from dragoman.recipes.mini_config import mini
 
 if TYPE_CHECKING:
     from dragoman.inference import Translator
-    from dragoman.runs.model_directory import OutputDirectory
-    from dragoman.training.progress import Progress
+    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.training.progress_display import Progress
 
 # Trains in about a minute on two CPU cores to nearly 100 % accuracy (docs/log.md).
 DEMO_SETTINGS = (
@@ -120,7 +120,7 @@ def check_demo(
     out: Path, *, seed: int, seconds: float, device: str, recipe: str = ""
 ) -> tuple[OutputDirectory, Config]:
     """Return the demo's directory and configuration; raise if a model cannot be trained there."""
-    from dragoman.runs.model_directory import OutputDirectory
+    from dragoman.runs.output_directory import OutputDirectory
 
     output_dir = OutputDirectory(out)
     folder = output_dir.training / "dates"

@@ -15,8 +15,8 @@ from dragoman.errors import BundleError, CorruptError
 from dragoman.exchange.transformer_spec import marian_language_code
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
-from dragoman.inference.engine_sandbox import is_trusted, record_trust, run_in_child
 from dragoman.inference.engine_selection import decode_golden
+from dragoman.inference.engine_trust import is_trusted, record_trust, run_in_child
 from dragoman.inference.exported_engine_files import model_digest
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage import manifest

@@ -20,8 +20,8 @@ from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_strategy import SearchStrategy, search
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.doctor.check_result import NotApplicableError
 from dragoman.doctor.exported_engines import open_export
 from dragoman.errors import BundleError, DragomanError

@@ -30,7 +30,7 @@ from dragoman.exchange.transformer_spec import (
 from dragoman.layers.feed_forward import GEGLU, GELU, GatedActivation, ReLU, SwiGLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, RMSNorm, T5Norm
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.transformer import TransformerLayer
+from dragoman.models.transformer_blocks import TransformerLayer
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.atomic import native_path
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK

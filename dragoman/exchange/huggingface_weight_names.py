@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.multi_head import MultiHead
 from dragoman.exchange.transformer_spec import StackSpec
-from dragoman.models.transformer import TransformerLayer
+from dragoman.models.transformer_blocks import TransformerLayer
 
 _NORM_NAMES = {
     "self": "self_attn_layer_norm",

@@ -16,7 +16,7 @@ from dragoman.layers.embedding import Embedding
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_language_model import PrefixLM
 from dragoman.models.stack import Stack
-from dragoman.models.transformer import TransformerLayer
+from dragoman.models.transformer_blocks import TransformerLayer
 
 NATIVE_HINT = "the native engine runs every model, and needs no export"
 

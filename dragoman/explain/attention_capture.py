@@ -26,7 +26,7 @@ from dragoman.attention.recorder import (
     find_attentions,
     record,
 )
-from dragoman.decoding.source_batch import pad_batch, pad_sources
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionSite, AttentionWeights, is_cross_attention
 from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -31,7 +31,7 @@ from dragoman.config import Config
 from dragoman.decoding.beam_trace import BeamTrace
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.source_batch import pad_batch, pad_sources
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.explain.attention_capture import (
     CapturedSite,
     capture_pair,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.multi_head import MultiHead
 from dragoman.attention.recorder import AttentionRecord, find_attentions, record
-from dragoman.decoding.source_batch import pad_batch, pad_sources
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.explain.attention_capture import LocatedSite, locate_sites
 from dragoman.explain.explanation import Explanation, TokenizedText

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.rnn import RNN
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.models.prefix_language_model import PrefixLM
 from dragoman.text.special_tokens import BOS

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from dragoman.decoding.search_strategy import SearchRequest
     from dragoman.inference.engine_protocol import Engine
     from dragoman.inference.native_engine import NativeEngine
+    from dragoman.inference.pair_scores import PairScore
     from dragoman.inference.predictors.base import Predictor
     from dragoman.inference.predictors.catalogue import load
     from dragoman.inference.predictors.classifier import Classification, Classifier
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     )
     from dragoman.inference.predictors.set_model import SetModel, SetPrediction
     from dragoman.inference.predictors.tagger import Tagger, Tagging
-    from dragoman.inference.translation import Translation
     from dragoman.inference.translation_options import TranslationOptions
-    from dragoman.inference.translation_scores import PairScore
+    from dragoman.inference.translation_result import Translation
     from dragoman.inference.translator import Translator
 
 __all__ = [
@@ -61,7 +61,7 @@ _MODULES = {
     "NativeEngine": "dragoman.inference.native_engine",
     "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
-    "PairScore": "dragoman.inference.translation_scores",
+    "PairScore": "dragoman.inference.pair_scores",
     "Predictor": "dragoman.inference.predictors.base",
     "SearchRequest": "dragoman.decoding.search_strategy",
     "SetModel": "dragoman.inference.predictors.set_model",
@@ -69,7 +69,7 @@ _MODULES = {
     "Tagger": "dragoman.inference.predictors.tagger",
     "Tagging": "dragoman.inference.predictors.tagger",
     "TextScore": "dragoman.inference.predictors.language_model",
-    "Translation": "dragoman.inference.translation",
+    "Translation": "dragoman.inference.translation_result",
     "TranslationOptions": "dragoman.inference.translation_options",
     "Translator": "dragoman.inference.translator",
     "load": "dragoman.inference.predictors.catalogue",

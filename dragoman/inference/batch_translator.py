@@ -23,8 +23,8 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
+from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy, TokenConstraints
-from dragoman.decoding.source_batch import group_by_length
 from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_capture import align_batch
@@ -35,14 +35,14 @@ from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.line_segments import Segment
 from dragoman.inference.minimum_bayes_risk import rank_candidates
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.translation import Translation
 from dragoman.inference.translation_options import TranslationOptions
+from dragoman.inference.translation_result import Translation
 from dragoman.runtime.out_of_memory import BatchHalving, is_out_of_memory
 from dragoman.text.special_tokens import EOS, UNK
 from dragoman.text.tokenizer import Tokenizers, normalize, replace_control_chars
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.pairwise_metrics import PairwiseMetric
+    from dragoman.evaluate.pairwise_bleu_and_chrf import PairwiseMetric
 
 _MAX_PATTERN_TOKENS = 8
 _MIN_REPEATS = 5  # in a row: more than in any sentence
@@ -392,7 +392,9 @@ class BatchTranslator:
 
     def _pairwise_metric(self, name: str, language: str) -> PairwiseMetric:
         """Return the utility of minimum Bayes risk decoding into a language."""
-        from dragoman.evaluate.pairwise_metrics import build_pairwise_metric  # imports sacreBLEU
+        from dragoman.evaluate.pairwise_bleu_and_chrf import (
+            build_pairwise_metric,  # imports sacreBLEU
+        )
 
         with self._compile_lock:
             key = (name, language)

@@ -25,7 +25,7 @@ from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.engine_sandbox import is_trusted
+from dragoman.inference.engine_trust import is_trusted
 from dragoman.inference.exported_engine_files import (
     ENGINES_DIRECTORY,
     list_engine_names,

@@ -19,7 +19,7 @@ from dragoman.inference.cpu.shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
 from dragoman.inference.engine_benchmark import select_fastest_engine
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.engine_sandbox import is_trusted, record_trust, run_in_child
+from dragoman.inference.engine_trust import is_trusted, record_trust, run_in_child
 from dragoman.inference.exported_engine_files import (
     ENGINE_NAMES,
     ENGINES_DIRECTORY,
@@ -56,7 +56,7 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`dragoman.inference.engine_sandbox`). An engine requested by name is tried in a child
+    trusted (`dragoman.inference.engine_trust`). An engine requested by name is tried in a child
     process first if it is not trusted. For a damaged one a warning is logged, and another one is
     used.
     """

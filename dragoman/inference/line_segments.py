@@ -11,7 +11,7 @@ from typing import Any
 
 from dragoman.config.directions import Direction
 from dragoman.errors import DataError
-from dragoman.inference.translation import Translation, join_translations
+from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text.sentence_splitter import SplitText, split_long_text
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizer, invalid_text_error

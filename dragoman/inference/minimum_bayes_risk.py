@@ -11,7 +11,7 @@ import numpy as np
 from dragoman.decoding.hypothesis import Hypothesis
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.pairwise_metrics import PairwiseMetric
+    from dragoman.evaluate.pairwise_bleu_and_chrf import PairwiseMetric
 
 
 class RankedCandidates(NamedTuple):

@@ -21,13 +21,13 @@ from dragoman.attention.recorder import RecordableAttention, edit, find_attentio
 from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_strategy import (
     REFERENCE_BACKEND,
     SearchBackend,
     SearchRequest,
     SearchStrategy,
 )
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.model_conversion import FLOAT32, TokenPair, convert_model

@@ -20,7 +20,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.runtime.device import choose_device
 from dragoman.tasks.base import TaskScore
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.progress_display import Progress, QuietProgress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ from dragoman.bundle.format import box_path
 from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
+from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_strategy import SearchStrategy
-from dragoman.decoding.source_batch import group_by_length
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator
@@ -24,7 +24,7 @@ from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
-from dragoman.inference.line_buffer import FIRST_BUFFER_LINES, LineBuffers
+from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.line_segments import (
     Segment,
     SegmentedLine,
@@ -33,10 +33,10 @@ from dragoman.inference.line_segments import (
     split_lines,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.translation import Translation, add_confidence
+from dragoman.inference.pair_scores import PairScore, score_pairs
 from dragoman.inference.translation_explainer import TranslationExplainer
 from dragoman.inference.translation_options import TranslationOptions, parse_options
-from dragoman.inference.translation_scores import PairScore, score_pairs
+from dragoman.inference.translation_result import Translation, add_confidence
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.thread_map import map_in_threads

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
 from dragoman.layers.norms_and_residuals import Residual
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 from dragoman.registry import catalogue
 
 

@@ -7,7 +7,7 @@ from dragoman.registry import Entry, Registry
 BLOCKS = Registry(
     "block",
     transformer=Entry(
-        "dragoman.models.transformer:TransformerLayer",
+        "dragoman.models.transformer_blocks:TransformerLayer",
         "Transformer layer: self-attention, in a decoder cross-attention, feed-forward network.",
         options="dragoman.models.block_options:TransformerOptions",
     ),
@@ -77,12 +77,12 @@ BLOCKS = Registry(
         options="dragoman.models.block_options:ReformerOptions",
     ),
     cross_attention=Entry(
-        "dragoman.models.transformer:CrossAttentionLayer",
+        "dragoman.models.transformer_blocks:CrossAttentionLayer",
         "Multi-head cross-attention alone; decoders only.",
         options="dragoman.models.block_options:CrossAttentionOptions",
     ),
     ffn=Entry(
-        "dragoman.models.transformer:FeedForwardLayer",
+        "dragoman.models.transformer_blocks:FeedForwardLayer",
         "Feed-forward network alone.",
         options="dragoman.models.block_options:FeedForwardOptions",
         exempt={"weights": "it has no attention weights"},

@@ -24,12 +24,6 @@ from dragoman.attention.attention_pooling import (
 from dragoman.attention.feature_and_position_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.layers.classifier_features import (
-    FilterBank,
-    NgramBag,
-    OneHotFilterBank,
-    WordEmbedding,
-)
 from dragoman.layers.embedding import StackInput
 from dragoman.layers.label_attention import LabelAttention, LabelNames, LabelOutput, NameMatches
 from dragoman.layers.sequence_pooling import (
@@ -38,8 +32,14 @@ from dragoman.layers.sequence_pooling import (
     MaxPooling,
     MeanPooling,
 )
-from dragoman.models.block_context import ForwardContext
+from dragoman.layers.word_features import (
+    FilterBank,
+    NgramBag,
+    OneHotFilterBank,
+    WordEmbedding,
+)
 from dragoman.models.factory import build_stack, build_stack_input
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack

@@ -11,7 +11,6 @@ from dragoman.attention.attention_pooling import AttentionPooling
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.layers.label_attention import NameMatches
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.classifier import (
     ClassifierModel,
     ClassifierSizes,
@@ -21,6 +20,7 @@ from dragoman.models.classifier import (
     pooled_width,
 )
 from dragoman.models.factory import build_stack
+from dragoman.models.forward_context import ForwardContext
 from dragoman.text.special_tokens import UNK
 
 # Poolings of documents that have no meaning for the words of one sentence.

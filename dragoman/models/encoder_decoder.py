@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from dragoman.attention.reinforce_alignment import ReinforceAlignment
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.models.stack import Stack
 
 

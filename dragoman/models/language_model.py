@@ -22,12 +22,12 @@ from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
 from dragoman.models.block import ExtendOutput
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_parser import parse_blocks
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import DecoderOutput
 from dragoman.models.factory import build_stack, build_stack_input
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack

@@ -23,10 +23,10 @@ from dragoman.layers.reversible import (
     run_sublayers_reversible,
 )
 from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_options import ReformerOptions
 from dragoman.models.decoder_state import DecoderState
-from dragoman.models.transformer import (
+from dragoman.models.forward_context import ForwardContext
+from dragoman.models.transformer_blocks import (
     TransformerLayer,
     build_cross_attention,
     build_self_attention,

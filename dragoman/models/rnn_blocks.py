@@ -35,7 +35,6 @@ from dragoman.models.block import (
     SegmentOutput,
     build_residual,
 )
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.block_options import (
     BidirectionalRNNOptions,
     RNNOptions,
@@ -44,6 +43,7 @@ from dragoman.models.block_options import (
     resolve_attention,
 )
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.registry import catalogue
 
 ALIGNMENT_PREFIX = "alignment."  # of the alignment's tensors among a state's recurrent ones

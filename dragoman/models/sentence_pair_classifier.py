@@ -13,8 +13,8 @@ from dragoman.attention.co_attention import CoAttention
 from dragoman.config import ModelConfig
 from dragoman.config.sentence_pairs import PairsConfig
 from dragoman.layers.embedding import Embedding, StackInput
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.factory import build_stack, build_stack_input
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.stack import Stack
 from dragoman.ops.masked_pooling import max_pool, mean_pool, sum_pool

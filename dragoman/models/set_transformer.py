@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
 from dragoman.config.set_task import SetsConfig
-from dragoman.layers.stroke_image_encoder import GlyphEncoder
+from dragoman.layers.glyph_encoder import GlyphEncoder
 from dragoman.models.block import Block
-from dragoman.models.block_context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.set_blocks import (
     POOLINGS,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.models.block import Block, ExtendOutput, SegmentOutput
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 
 
 class Stack(nn.Module):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from dragoman import ops
 from dragoman.layers.convs2s import GatedConvolution, WeightNormWeight
 from dragoman.models.block import Block, BuildContext, ExtendOutput
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_options import TCNOptions
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 
 
 class TCNLayer(Block):

@@ -15,7 +15,7 @@ from dragoman.config import Config
 from dragoman.data.corpus import Corpus
 from dragoman.errors import DataError
 from dragoman.registry import catalogue
-from dragoman.training.progress import format_duration
+from dragoman.training.progress_display import format_duration
 
 MAX_PARAMETERS_PER_WORD = 15  # larger models overfit a small corpus
 MIN_TOKENS_PER_PARAMETER = 5  # training tokens per parameter, at least ...

@@ -11,12 +11,12 @@ from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_b
 from dragoman.bundle.card import format_command
 from dragoman.bundle.task_bundle import load_task_text, task_weights
 from dragoman.bundle.translation_bundle import expected_weights, read_identifier
+from dragoman.checkpoint.checkpoint_average import average_weights
 from dragoman.checkpoint.run_directory import RunDirectory
-from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError
-from dragoman.runs.model_directory import OutputDirectory
+from dragoman.runs.output_directory import OutputDirectory
 from dragoman.tasks.base import TrainingTask, load_task
 from dragoman.text.tokenizer import load_tokenizers
 

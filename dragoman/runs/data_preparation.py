@@ -28,7 +28,7 @@ from dragoman.data.corpus import (
 from dragoman.data.store_builder import BuildProgress, check_files_unchanged
 from dragoman.data.token_store import TokenStore, prepared_data_directory
 from dragoman.errors import BundleError
-from dragoman.runs.model_directory import DataFile, require_same_files
+from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
 from dragoman.storage.atomic import replace_file
@@ -38,7 +38,7 @@ from dragoman.storage.manifest import canonical_json
 from dragoman.text.language_id import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
 from dragoman.text.vocabulary_extension import extend_tokenizers
-from dragoman.training.progress import Progress
+from dragoman.training.progress_display import Progress
 
 TOKENIZER_PART = "text"  # DataFile.part of the tokenizer's files
 MIN_RECOMMENDED_PAIRS = 1000  # fewer give a warning

@@ -25,7 +25,7 @@ from dragoman.storage.disk_checks import format_bytes
 from dragoman.tasks.translation import Regularization, TranslationTask, TranslationValidator
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.optimizer import full_state_shapes
-from dragoman.training.progress import format_duration
+from dragoman.training.progress_display import format_duration
 from dragoman.training.throughput_probe import Throughput, time_steps
 from dragoman.training.trainer import Trainer
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import ConfigError
-from dragoman.training.progress import format_duration
+from dragoman.training.progress_display import format_duration
 from dragoman.training.train_state import read_train_state
 
 # Reserved after training, to score the final model and write the bundle: a fraction of the

@@ -15,7 +15,7 @@ from dragoman.checkpoint.run_directory import RunDirectory, describe_environment
 from dragoman.config import Config, TrainConfig, config_digest, from_dict, require_config, to_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, StoppedError
-from dragoman.explain.figures_training import draw_curves
+from dragoman.explain.training_figures import draw_curves
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import (
     MIN_TRAIN_STEPS,
@@ -27,8 +27,9 @@ from dragoman.runs.auto_config import (
     limit_steps,
     measure_corpus,
 )
-from dragoman.runs.bundle_contents import build_model_card, select_weights
+from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runs.data_preparation import PreparedData, open_corpora, prepare_data
+from dragoman.runs.final_model import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
     INIT_WEIGHTS_FILE,
@@ -38,17 +39,16 @@ from dragoman.runs.finetune import (
     record_extension,
     require_same_model,
 )
-from dragoman.runs.model_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.resource_estimate import (
     RunEstimate,
     estimate_run,
     measure_random_throughput,
     require_model_fits_memory,
 )
-from dragoman.runs.run_builder import RunBuilder
-from dragoman.runs.task_builder import PreparedTask, TaskBuilder, prepare_task
+from dragoman.runs.task_run_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
-from dragoman.runs.translation_builder import TranslationBuilder
+from dragoman.runs.translation_run_builder import TranslationBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.device import (
     CPU,
@@ -59,7 +59,7 @@ from dragoman.runtime.device import (
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
-from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.progress_display import Progress, QuietProgress
 from dragoman.training.train_state import TrainState, read_train_state
 from dragoman.training.trainer import (
     DEADLINE,

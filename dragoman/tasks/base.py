@@ -23,7 +23,7 @@ from dragoman.runtime import signals
 
 if TYPE_CHECKING:  # loading a model imports no part of training
     from dragoman.training.mixed_precision import Precision
-    from dragoman.training.progress import Progress
+    from dragoman.training.progress_display import Progress
     from dragoman.training.task_protocol import Loss
 
 EVALUATION_BATCH_TOKENS = 16_000  # padded; without gradients, so it fits wherever training does

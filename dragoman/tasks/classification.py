@@ -51,7 +51,7 @@ from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:
     from dragoman.training.mixed_precision import Precision
-    from dragoman.training.progress import Progress
+    from dragoman.training.progress_display import Progress
 
 UNLABELED = -1  # target of an example without this kind of label
 MAX_GOLDEN_CHARACTERS = 2000

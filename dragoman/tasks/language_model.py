@@ -38,7 +38,7 @@ from dragoman.text.language_model_tokenizer import (
 )
 from dragoman.text.special_tokens import BOS
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import Progress
+from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
 
 TOKENS, DOCUMENT, BYTES = "tokens", "document", "bytes"  # fields of the store

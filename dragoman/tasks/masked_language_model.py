@@ -26,7 +26,7 @@ from dragoman.data.pretraining_objectives import (
     predicted_count,
     segment_columns,
 )
-from dragoman.decoding.source_batch import pad_batch
+from dragoman.decoding.padded_batch import pad_batch
 from dragoman.errors import DataError
 from dragoman.models.language_model import LanguageDropout
 from dragoman.models.masked_language_model import MaskedLM, build_masked_lm, gather_positions
@@ -36,7 +36,7 @@ from dragoman.tasks.language_model import MAX_NLL, LanguageTask
 from dragoman.text.language_model_tokenizer import SubwordTokenizer
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import Progress
+from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
 
 MASK_PATTERN = re.compile(r"<mask>|\[MASK\]", re.IGNORECASE)

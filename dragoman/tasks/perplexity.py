@@ -19,7 +19,7 @@ from torch import Tensor
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.runtime import signals
 from dragoman.text.special_tokens import BOS, PAD
-from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.progress_display import Progress, QuietProgress
 
 MIN_PART_WARMUPS = 4  # a part of a document is at least so many warm-ups long
 LOGIT_ELEMENTS = 1 << 26  # logits computed at a time

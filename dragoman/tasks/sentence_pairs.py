@@ -51,7 +51,7 @@ from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:  # loading a model imports no trainer
     from dragoman.training.mixed_precision import Precision
-    from dragoman.training.progress import Progress
+    from dragoman.training.progress_display import Progress
 
 WORDS_FILE, LABELS_FILE, FEATURES_FILE = "words.json", "labels.json", "features.json"
 LABEL_NAMES = ("label", "gold_label", "entailment_label", "entailment_judgment", "class")

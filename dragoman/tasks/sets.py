@@ -29,7 +29,7 @@ from dragoman.data.synthetic_sets import (
     UniqueProblem,
 )
 from dragoman.errors import BundleError, DataError
-from dragoman.layers.stroke_image_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
+from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
 from dragoman.models.set_transformer import build_set_transformer
 from dragoman.runtime import signals
 from dragoman.tasks.base import (
@@ -52,7 +52,7 @@ from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:  # loading a model imports no trainer
     from dragoman.training.mixed_precision import Precision
-    from dragoman.training.progress import Progress
+    from dragoman.training.progress_display import Progress
 
 FEATURES_FILE, LABELS_FILE = "features.json", "labels.json"
 CLUSTERING_FEATURES = 2

@@ -44,7 +44,7 @@ from dragoman.text.tagging_preprocessor import (
     segment_tags,
 )
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import Progress
+from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
 
 CHARACTER_STEP = 8  # characters are padded to a multiple of it, so that few shapes occur

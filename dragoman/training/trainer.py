@@ -30,7 +30,7 @@ from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.ema import EMA
 from dragoman.training.lr_schedule import LRSchedule
 from dragoman.training.mixed_precision import choose_precision, should_use_bf16_weights
-from dragoman.training.progress import Progress, QuietProgress, TrainingDisplay
+from dragoman.training.progress_display import Progress, QuietProgress, TrainingDisplay
 from dragoman.training.task_protocol import Task
 from dragoman.training.tensorboard import TensorBoardWriter
 from dragoman.training.throughput_probe import Throughput, measure_throughput

@@ -17,7 +17,7 @@ from dragoman.runs.data_preparation import open_corpora, prepare_data
 from dragoman.runs.resource_estimate import measure_random_throughput
 from dragoman.runtime.device import select_train_device
 from dragoman.text.sentencepiece_trainer import VocabularyError
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 
 BEST_FILE = "best.yaml"
 # Set by `apply_step_count` for the length of a run: a trial's, not those of the final training.

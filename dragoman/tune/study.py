@@ -38,7 +38,7 @@ from dragoman.errors import (
 )
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import apply_step_count
-from dragoman.runs.model_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.training_run import train
 from dragoman.runtime import signals
 from dragoman.runtime.optional_packages import require_packages
@@ -48,14 +48,14 @@ from dragoman.storage.disk_checks import os_errors_converted, require_writable
 from dragoman.storage.lock import DirectoryLock
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.data_loader import derive_seed
-from dragoman.training.progress import (
+from dragoman.training.progress_display import (
     LiveProgress,
     Progress,
     QuietProgress,
     TrainingDisplay,
     format_duration,
 )
-from dragoman.tune.objective import (
+from dragoman.tune.objective_metric import (
     Objective,
     choose_metric,
     choose_objective,
@@ -70,6 +70,14 @@ from dragoman.tune.search_space import (
     parse_search,
 )
 from dragoman.tune.starting_config import BEST_FILE, choose_base, format_settings
+from dragoman.tune.study_report import (
+    best_trial,
+    draw_trials,
+    format_metric,
+    format_table,
+    rank_trials,
+    write_csv,
+)
 from dragoman.tune.trial_journal import (
     COMPLETE,
     FAILED,
@@ -78,14 +86,6 @@ from dragoman.tune.trial_journal import (
     RUNNING,
     TrialJournal,
     TrialRecord,
-)
-from dragoman.tune.trial_report import (
-    best_trial,
-    draw_trials,
-    format_metric,
-    format_table,
-    rank_trials,
-    write_csv,
 )
 
 if TYPE_CHECKING:

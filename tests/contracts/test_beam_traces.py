@@ -19,8 +19,8 @@ from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_strategy import search
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.cpu.model_conversion import FLOAT32, convert_model
 from dragoman.inference.line_segments import Segment

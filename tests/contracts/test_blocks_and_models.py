@@ -20,9 +20,9 @@ from dragoman.config import ModelConfig
 from dragoman.layers.catalogue import ACTIVATIONS, NORMS, RESIDUALS
 from dragoman.models.block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.ops import linear_cross_entropy
 from dragoman.registry import Registry
 

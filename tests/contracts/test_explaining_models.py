@@ -25,7 +25,7 @@ from dragoman.explain.terminal_report import render_attention
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.miniature import mini
+from dragoman.recipes.mini_config import mini
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 from tests.explanation_kit import check_report
 

@@ -27,7 +27,7 @@ from dragoman.explain.position_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.miniature import mini
+from dragoman.recipes.mini_config import mini
 
 # What they choose changes on the way from the baseline, and no number of points resolves a jump.
 HARD_CHOICES = ("kitaev2020", "luong2015_local_p", "raffel2017", "chiu2018", "xu2015")

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from dragoman.cli import input_lines
-from dragoman.inference import line_segments, translation
-from dragoman.inference.translation import Translation, join_translations
+from dragoman.inference import line_segments, translation_result
+from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text import tokenizer as tokenizer_module
 from dragoman.text.sentence_splitter import split_long_text
 from dragoman.text.tokenizer import normalize
@@ -175,7 +175,7 @@ def test_a_truncated_long_line_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_alignment_that_is_mostly_zeros_is_left_out_where_it_is_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(translation, "MAX_ALIGNMENT_CELLS", 100)
+    monkeypatch.setattr(translation_result, "MAX_ALIGNMENT_CELLS", 100)
     part = Translation(text="x", alignment=np.ones((4, 5), np.float32))
     whole = join_translations([part, part], [" "], ())
     assert whole.alignment is not None

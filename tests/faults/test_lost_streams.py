@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.runtime import tolerant_streams
-from dragoman.training.progress import open_progress
+from dragoman.training.progress_display import open_progress
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = [

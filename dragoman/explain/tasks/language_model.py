@@ -42,7 +42,7 @@ from dragoman.explain.tasks.base import (
 )
 from dragoman.explain.tasks.labeled_text import BATCH_ROWS
 from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
-from dragoman.models.block_context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.models.masked_language_model import MaskedLM, gather_positions
 from dragoman.tasks.language_model import LanguageTask

@@ -18,7 +18,7 @@ from dragoman.inference.cpu.c_structs import (
     CNorm,
     CResidualNorms,
 )
-from dragoman.inference.cpu.quantized_linear import (
+from dragoman.inference.cpu.packed_linear import (
     ActivationRange,
     QuantizationParams,
     pack_int8_panels,
@@ -36,7 +36,7 @@ from dragoman.layers.norms_and_residuals import (
     T5Norm,
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.transformer import TransformerLayer
+from dragoman.models.transformer_blocks import TransformerLayer
 from dragoman.storage.int8_weights import quantize_rows
 
 ZERO_POINT = 128  # the uint8 value that stands for an input of zero

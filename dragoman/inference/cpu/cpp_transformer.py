@@ -28,7 +28,7 @@ from dragoman.inference.cpu.cpp_packed_weights import (
     PackedTransformer,
     is_plain_table,
 )
-from dragoman.inference.cpu.quantized_linear import ActivationRange
+from dragoman.inference.cpu.packed_linear import ActivationRange
 from dragoman.inference.cpu.shortlist import BatchShortlist
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.ops.topk import TopK

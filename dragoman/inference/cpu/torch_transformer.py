@@ -18,13 +18,13 @@ from torch.nn import functional as F
 
 from dragoman.attention.multi_head import MultiHead
 from dragoman.decoding.search_strategy import REFERENCE_BACKEND
-from dragoman.inference.cpu.quantized_linear import LinearFunction
+from dragoman.inference.cpu.packed_linear import LinearFunction
 from dragoman.inference.cpu.torch_kv_cache import INITIAL_SLOTS, TorchKVCache
 from dragoman.layers.feed_forward import ReLU
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack
-from dragoman.models.transformer import TransformerLayer
+from dragoman.models.transformer_blocks import TransformerLayer
 
 ENCODER_CHUNK_POSITIONS = 512  # source positions encoded together: stays in the CPU cache
 

@@ -21,9 +21,9 @@ from torch import nn
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.task_bundle import build_loaded_task_model
 from dragoman.data.labeled_records import TEXT, Record
-from dragoman.decoding.source_batch import group_by_length
+from dragoman.decoding.padded_batch import group_by_length
 from dragoman.errors import ConfigError
-from dragoman.inference.line_buffer import FIRST_BUFFER_LINES, LineBuffers
+from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.line_segments import check_text_iterable, check_unicode
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.out_of_memory import BatchHalving

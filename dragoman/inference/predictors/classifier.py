@@ -17,7 +17,7 @@ from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.errors import DataError
 from dragoman.inference.line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
-from dragoman.inference.translation import truncate_repr
+from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.classification_preprocessor import tokenize

@@ -28,7 +28,7 @@ from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
-from dragoman.inference.translation import truncate_repr
+from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops.topk import TopK

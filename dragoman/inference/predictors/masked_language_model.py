@@ -17,7 +17,7 @@ from dragoman.inference.predictors.language_model import (
     LanguageModel,
     TextScore,
 )
-from dragoman.inference.translation import truncate_repr
+from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.masked_language_model import MaskedLM
 from dragoman.text.tokenizer import replace_control_chars
 

@@ -14,7 +14,7 @@ from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.base import Predictor
-from dragoman.inference.translation import truncate_repr
+from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.tagger import TaggingModel
 from dragoman.text.tag_schemes import find_spans
 from dragoman.text.tagging_preprocessor import PLAIN, TaggedSentence

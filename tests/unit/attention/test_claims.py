@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from dragoman.attention import SelfAttention, T5RelativeBias
 from dragoman.config import ModelConfig
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext, Memory
 
 SURE = 1e4  # a score whose softmax is one-hot in float32
 

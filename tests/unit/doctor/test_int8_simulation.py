@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dragoman.config import Config
-from dragoman.decoding.source_batch import pad_batch, pad_sources
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.doctor.int8_simulation import SimulatedInt8, fake_quantize
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS

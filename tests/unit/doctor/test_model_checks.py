@@ -19,10 +19,10 @@ from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_under_test import ReferenceEngine
 from dragoman.errors import BundleError
 from dragoman.inference import NativeEngine, SearchRequest
-from dragoman.models.block_context import Memory
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import Memory
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 

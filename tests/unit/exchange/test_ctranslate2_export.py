@@ -15,8 +15,8 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.source_batch import pad_batch, pad_sources
 from dragoman.errors import ConfigError
 from dragoman.exchange.ctranslate2_export import save_ctranslate2
 from dragoman.inference import NativeEngine, SearchRequest

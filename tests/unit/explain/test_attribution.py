@@ -77,7 +77,7 @@ def brute_force(forced: TeacherForcedPair, src: Tensor | None, tgt: Tensor) -> T
         assert src is not None
         hidden = model.hidden_embedded(src, tgt)
     else:
-        from dragoman.models.block_context import ForwardContext
+        from dragoman.models.forward_context import ForwardContext
 
         hidden = model.output(model.decoder(model.stack_input(tgt), ForwardContext()))
     log_probs = torch.log_softmax(model.project(hidden)[0], dim=-1)

@@ -21,12 +21,12 @@ from dragoman.decoding.constraint_definitions import (
     Regex,
     Require,
 )
-from dragoman.decoding.source_batch import pad_sources
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.miniature import mini
+from dragoman.recipes.mini_config import mini
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 

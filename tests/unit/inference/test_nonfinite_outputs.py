@@ -14,6 +14,7 @@ from dragoman.attention import edit, find_attentions
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_strategy import (
     SearchRequest,
@@ -22,13 +23,12 @@ from dragoman.decoding.search_strategy import (
     non_finite_error,
     search,
 )
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
-from dragoman.inference.cpu.quantized_linear import (
+from dragoman.inference.cpu.packed_linear import (
     ActivationRange,
     int8_linear,
     int8_unsupported_reason,

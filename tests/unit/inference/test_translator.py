@@ -26,12 +26,12 @@ from translator_kit import (
     write_random_bundle,
 )
 
-from dragoman.decoding.source_batch import group_by_length, pad_batch, pad_sources
+from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.inference import Translator
 from dragoman.inference.batch_translator import Repetition, find_repetition
 from dragoman.inference.line_segments import split_lines, target_gap
-from dragoman.inference.translation import truncate_repr
+from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import EOS, PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers

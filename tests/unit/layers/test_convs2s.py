@@ -21,9 +21,9 @@ from dragoman.layers.convs2s import (
 )
 from dragoman.layers.norms_and_residuals import ScaledResidual
 from dragoman.models.block import BuildContext
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.convolution_blocks import ConvolutionLayer
 from dragoman.models.factory import build_model, count_parameters
+from dragoman.models.forward_context import ForwardContext, Memory
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3)])

@@ -57,7 +57,7 @@ def test_factorised_weights_are_counted_and_used_at_the_output(tie_embeddings: s
 
 
 def context(model: EncoderDecoder, src: torch.Tensor):  # type: ignore[no-untyped-def]
-    from dragoman.models.block_context import ForwardContext
+    from dragoman.models.forward_context import ForwardContext
 
     return ForwardContext(memory=model.encode(src))
 

@@ -17,7 +17,7 @@ from dragoman.layers.rnn import (
     last_state,
     reverse_padded,
 )
-from dragoman.models.block_context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.rnn_blocks import LSTMLayer
 from dragoman.ops.masked_pooling import mean_pool
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.decoder_state import MIN_CACHE_GROWTH, DecoderState
+from dragoman.models.forward_context import ForwardContext, Memory
 
 
 def cached(rows: int = 4, sentences: int = 2, length: int = 3, width: int = 2) -> DecoderState:

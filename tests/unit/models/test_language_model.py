@@ -17,7 +17,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_strategy import search
 from dragoman.errors import ConfigError
-from dragoman.models.block_context import ForwardContext
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.language_model import (
     LanguageDropout,
     NeuralLanguageModel,

@@ -101,7 +101,7 @@ def test_missing_weight_is_reported_by_name() -> None:
 
 def test_layers_are_run_as_often_as_there_are_blocks() -> None:
     """Against the same layer applied by hand."""
-    from dragoman.models.block_context import ForwardContext
+    from dragoman.models.forward_context import ForwardContext
 
     model = build("all").eval()
     src, _ = batch()

@@ -11,9 +11,9 @@ from dragoman.attention.recorder import record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding import SegmentInput
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.factory import build_model, count_parameters, summarize_model
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.prefix_language_model import PrefixLM
 
 VOCABULARY = 16

@@ -18,8 +18,8 @@ from dragoman.layers.feed_forward import ChunkedFeedForward, FeedForward
 from dragoman.layers.reversible import run_sublayers
 from dragoman.models import reformer_blocks
 from dragoman.models.block import BuildContext
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.models.reformer_blocks import Reformer
 
 KINDS = ["lsh", "full"]

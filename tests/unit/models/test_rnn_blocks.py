@@ -11,13 +11,13 @@ from dragoman.attention import edit, heads_off, record
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig, read_config
 from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_strategy import search
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import ConfigError
 from dragoman.layers.rnn import MEMORY_SUMMARIES
-from dragoman.models.block_context import ForwardContext, Memory
 from dragoman.models.block_parser import parse_blocks
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer
 from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS

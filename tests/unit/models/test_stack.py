@@ -11,9 +11,9 @@ from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig
 from dragoman.data.collate import Batch
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import ForwardContext
 from dragoman.tasks.translation import TranslationTask
 
 

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.config import ModelConfig
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.factory import build_stack
+from dragoman.models.forward_context import ForwardContext
 
 
 def test_it_is_two_causal_dilated_convolutions_with_a_residual_connection() -> None:

@@ -1,7 +1,8 @@
-"""Folders of tokenizers that a run replaces, and what it warns of."""
+"""Tokenizers that a run learns, caches and replaces, and the pairs that it holds out."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from dragoman.config.config import DataConfig, TextConfig
 from dragoman.errors import BundleError
 from dragoman.runs import data_preparation
 from dragoman.runs.validation_split import is_held_out
+from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import load_tokenizers, train_tokenizers
+from dragoman.training.progress_display import QuietProgress
 
 
 def test_only_a_folder_of_tokenizers_is_removed(tmp_path: Path) -> None:
@@ -84,3 +87,41 @@ def test_tokenizers_of_an_earlier_attempt_are_replaced(tmp_path: Path) -> None:
         data_preparation._replace_tokenizers(tokenizers, folder)
         assert load_tokenizers(folder).src.digest == tokenizers.src.digest
     assert [each.name for each in tmp_path.iterdir()] == ["text"]
+
+
+def prepare(folder: Path, name: str, **data: str) -> data_preparation.PreparedData:
+    """Prepare the data of a run with the cache that all runs share."""
+    config = Config().replace(
+        text={
+            "tokenizer": "characters",
+            "byte_fallback": False,
+            "vocab_size": 300,
+            "character_coverage": 1.0,
+        },
+        data={"cache_dir": str(folder / "cache"), **data},
+    )
+    return data_preparation.prepare_data(config, folder / name / "text", QuietProgress())
+
+
+def test_other_columns_of_a_file_have_a_tokenizer_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text(json.dumps({"de": "aab", "en": "ccd", "fr": "eef"}) + "\n")
+    for source, text in (("de", "aab"), ("fr", "eef"), ("de", "aab")):
+        found = prepare(tmp_path, source, pairs=str(path), src_field=source, tgt_field="en")
+        assert UNK not in found.tokenizers.src.encode(text), source
+        assert found.train.report.unknown_fraction() == 0
+
+
+def test_a_cached_tokenizer_of_all_pairs_is_not_that_of_a_split_corpus(tmp_path: Path) -> None:
+    """Held-out pairs may not add to the vocabulary, whatever an earlier run learnt from."""
+    corpus, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
+    corpus.write_text("".join(f"{chr(0x4E00 + n)}\n" for n in range(60)))  # a letter in each line
+    other.write_text("a\n")
+    files = {"src": str(corpus), "tgt": str(corpus)}
+    whole = prepare(tmp_path, "whole", **files, valid_src=str(other), valid_tgt=str(other))
+    split = prepare(tmp_path, "split", **files)
+    held_out = [pair.src for pair in split.sentences]
+    assert held_out
+    for text in held_out:
+        assert UNK not in whole.tokenizers.src.encode(text)
+        assert UNK in split.tokenizers.src.encode(text)

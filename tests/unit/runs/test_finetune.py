@@ -21,12 +21,12 @@ from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange.export import export_bundle
 from dragoman.models.factory import build_model
 from dragoman.runs.finetune import finetune_config
-from dragoman.runs.model_directory import OutputDirectory
+from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tokenizer import Tokenizer, Tokenizers, train_tokenizers
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 
 SETTINGS = [
     "model.width=32", "model.heads=2", "model.ffn_width=64", "model.encoder=transformer",

@@ -27,7 +27,7 @@ from dragoman.errors import (
 from dragoman.inference import Translator
 from dragoman.runs.auto_config import measure_corpus
 from dragoman.runs.data_preparation import open_corpora
-from dragoman.runs.model_directory import OutputDirectory
+from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.runs.validation_split import SplitCorpus, is_held_out
 from dragoman.runtime import signals
@@ -36,7 +36,7 @@ from dragoman.storage.lock import DirectoryLock
 from dragoman.tasks.translation import TranslationValidator
 from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 from dragoman.training.train_state import TrainState
 
 SETTINGS = [
@@ -687,7 +687,7 @@ def test_a_dry_run_into_a_folder_that_is_not_ours(corpus):
 
 
 def test_a_dry_run_asks_who_may_write(corpus, monkeypatch):
-    monkeypatch.setattr("dragoman.runs.model_directory.os.access", lambda path, mode: False)
+    monkeypatch.setattr("dragoman.runs.output_directory.os.access", lambda path, mode: False)
     with pytest.raises(PermissionDeniedError, match=f"Permission denied at {corpus}"):
         train(configured(corpus), corpus / "new" / "model", dry_run=True)
 

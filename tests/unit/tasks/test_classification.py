@@ -19,7 +19,7 @@ from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.classification_preprocessor import split_document
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 from tests.classify_kit import fit_task, make_records, micro_f1, train_steps
 
 FLOAT32 = Precision(torch.float32, "for tests")

@@ -25,7 +25,7 @@ from dragoman.tasks.language_model import LanguageTask
 from dragoman.tasks.masked_language_model import MaskedBatch, MaskedLanguageTask
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import choose_precision
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 from dragoman.training.trainer import Trainer
 
 CPU = torch.device("cpu")

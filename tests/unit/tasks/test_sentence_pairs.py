@@ -23,7 +23,7 @@ from dragoman.tasks.sentence_pairs import (
 )
 from dragoman.text.special_tokens import EOS
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 
 ROWS = (
     ("A man plays", "A man is playing", "entailment", 4.6),

@@ -17,7 +17,7 @@ from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.set_objectives import Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask, SetsText
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 
 MODEL = ModelConfig(width=16, heads=2, ffn_width=16, dropout=0.0, positions="none")
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from dragoman.errors import (
     StoppedError,
 )
 from dragoman.storage.lock import DirectoryLock
-from dragoman.training.progress import QuietProgress
+from dragoman.training.progress_display import QuietProgress
 from dragoman.tune import starting_config
 from dragoman.tune import study as study_module
 from dragoman.tune.study import StudyResult, tune

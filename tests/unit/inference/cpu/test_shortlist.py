@@ -19,7 +19,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.source_batch import pad_sources
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine

@@ -18,11 +18,11 @@ from dragoman.attention.recorder import edit, record
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.model_conversion import INT8, convert_model
-from dragoman.inference.cpu.quantized_linear import (
+from dragoman.inference.cpu.packed_linear import (
     ActivationRange,
     int8_linear,
     int8_unsupported_reason,
@@ -317,7 +317,7 @@ def test_without_packed_kernels_plain_matmul_is_used(monkeypatch: pytest.MonkeyP
     def raise_runtime_error(*_: Any) -> None:
         raise RuntimeError("no such layout")
 
-    target = "dragoman.inference.cpu.quantized_linear._run_packed_linear"
+    target = "dragoman.inference.cpu.packed_linear._run_packed_linear"
     monkeypatch.setattr(target, raise_runtime_error)
     weight, x = torch.randn(512, 300), torch.randn(2, 300)
     torch.testing.assert_close(packed_linear(weight, None)(x), x @ weight.t(), atol=1e-3, rtol=1e-4)

@@ -19,8 +19,8 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_strategy import search
-from dragoman.decoding.source_batch import pad_sources
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.model_conversion import FLOAT16, FLOAT32

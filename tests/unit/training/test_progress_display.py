@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dragoman.training.progress import (
+from dragoman.training.progress_display import (
     LiveProgress,
     Meter,
     PlainProgress,

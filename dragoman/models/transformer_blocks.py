@@ -20,13 +20,13 @@ from dragoman.models.block import (
     SegmentOutput,
     build_residual,
 )
-from dragoman.models.block_context import ForwardContext
 from dragoman.models.block_options import (
     CrossAttentionOptions,
     FeedForwardOptions,
     TransformerOptions,
 )
 from dragoman.models.decoder_state import DecoderState
+from dragoman.models.forward_context import ForwardContext
 from dragoman.registry import catalogue
 
 

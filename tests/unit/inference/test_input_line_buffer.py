@@ -22,14 +22,14 @@ from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_strategy import SearchStrategy
 from dragoman.errors import DataError
-from dragoman.inference import NativeEngine, SearchRequest, Translator, line_buffer
-from dragoman.inference.line_buffer import (
+from dragoman.inference import NativeEngine, SearchRequest, Translator, input_line_buffer
+from dragoman.inference.input_line_buffer import (
     FIRST_BUFFER_LINES,
     LineBuffers,
     get_ready_check,
     is_regular_file,
 )
-from dragoman.inference.translation import Translation, join_translations
+from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 MOST = 2048
@@ -159,7 +159,7 @@ def test_windows_hold_every_line_once_in_order_and_no_more_than_they_may(
 
 
 def test_long_lines_make_shorter_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_buffer, "MAX_BUFFER_CHARS", 1000)
+    monkeypatch.setattr(input_line_buffer, "MAX_BUFFER_CHARS", 1000)
     assert sizes(["x" * 300] * 10) == [[4, 4, 2]]
     assert sizes(["x" * 5000] * 2) == [[1, 1]]
 

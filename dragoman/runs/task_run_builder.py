@@ -26,8 +26,8 @@ from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, open_records
 from dragoman.errors import ConfigError, DataError
-from dragoman.runs.model_directory import DataFile, require_same_files
-from dragoman.runs.run_builder import DataSummary, RunBuilder
+from dragoman.runs.base_run_builder import DataSummary, RunBuilder
+from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.runs.validation_split import is_held_out
 from dragoman.runtime import signals
@@ -38,7 +38,7 @@ from dragoman.storage.manifest import canonical_json
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TrainingTask, load_task
 from dragoman.training.data_loader import CollateFunction
 from dragoman.training.mixed_precision import choose_precision
-from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.progress_display import Progress, QuietProgress
 from dragoman.training.trainer import ValidateFunction
 
 TEXT_PART = "text"  # DataFile.part of the vocabularies and label sets

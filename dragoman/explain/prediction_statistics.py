@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.decoding.source_batch import group_by_length, pad_batch, pad_sources
+from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
 from dragoman.evaluate.classification import CALIBRATION_BINS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.language_model import NeuralLanguageModel
@@ -30,7 +30,7 @@ from dragoman.tasks.sentence_pairs import PairBatch, PairsTask
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.progress_display import Progress, QuietProgress
 
 MAX_TOKENS = 20_000  # target tokens that are measured
 _BATCH_TOKENS = 2_048

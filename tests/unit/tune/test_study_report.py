@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.tune import trial_report
+from dragoman.tune import study_report
 from dragoman.tune.search_space import SearchParameter
+from dragoman.tune.study_report import best_trial, draw_trials, format_table, rank_trials, write_csv
 from dragoman.tune.trial_journal import TrialRecord
-from dragoman.tune.trial_report import best_trial, draw_trials, format_table, rank_trials, write_csv
 
 SPACE = (
     SearchParameter("model.dropout", low=0.0, high=0.4),
@@ -87,4 +87,4 @@ def test_trials_far_off_the_complete_ones_do_not_set_the_limits() -> None:
         ([*far], -50.0, 50.0),
     ):
         margin = 0.08 * (high - low)
-        assert trial_report._limits(trials) == pytest.approx((low - margin, high + margin))
+        assert study_report._limits(trials) == pytest.approx((low - margin, high + margin))

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config import read_config
 from dragoman.text.tokenizer import save_tokenizers, train_tokenizers
-from dragoman.tune.objective import (
+from dragoman.tune.objective_metric import (
     Objective,
     choose_metric,
     choose_objective,

@@ -8,7 +8,7 @@ import pytest
 from language_kit import config_of
 
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.language_model_validation import RECURRENT_BLOCKS
+from dragoman.models.language_model_config_checks import RECURRENT_BLOCKS
 
 
 def test_recurrent_blocks_are_those_that_carry_a_state() -> None:

@@ -1,6 +1,6 @@
 """The interface of run builders: what a training run needs to know about its task.
 
-Implemented by `translation_builder.py` and, for other tasks, `task_builder.py`.
+Implemented by `translation_run_builder.py` and, for other tasks, `task_run_builder.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dragoman.bundle import Card, CardScore
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import Plan
-from dragoman.runs.model_directory import DataFile
+from dragoman.runs.output_directory import DataFile
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.training.data_loader import CollateFunction
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.progress import Progress
+from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Task
 from dragoman.training.trainer import RecordCallback, ReplanSteps, Trainer, ValidateFunction
 

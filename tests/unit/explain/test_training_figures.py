@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from dragoman.checkpoint.weight_average import average_weights
+from dragoman.checkpoint.checkpoint_average import average_weights
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.figures_training import draw_curves, read_log
+from dragoman.explain.training_figures import draw_curves, read_log
 from dragoman.training.tensorboard import TensorBoardWriter
 
 

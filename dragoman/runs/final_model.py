@@ -11,8 +11,8 @@ from torch import Tensor
 from dragoman.bundle import Card, CardScore
 from dragoman.bundle.card import format_command
 from dragoman.bundle.golden_vectors import GoldenInput
+from dragoman.checkpoint.checkpoint_average import average_weights
 from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
-from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.corpus import SentencePair
@@ -26,7 +26,7 @@ from dragoman.evaluate.translation_confidence import (
 from dragoman.inference import Translation
 from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.time_budget import TimeBudget
-from dragoman.training.progress import format_duration
+from dragoman.training.progress_display import format_duration
 from dragoman.training.trainer import TrainResult
 
 NUM_GOLDEN_SENTENCES = 3  # inputs of the golden vectors

@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.data.corpus import SentencePair
 from dragoman.errors import CorruptError
 from dragoman.runs import resource_estimate
-from dragoman.runs.bundle_contents import (
+from dragoman.runs.final_model import (
     NUM_GOLDEN_SENTENCES,
     select_golden_sentences,
     select_weights,
@@ -80,6 +80,19 @@ def test_one_averaged_checkpoint_is_no_average(run):
     for count in (0, 1):
         chosen = config(average_checkpoints=count, final_checkpoint="best")
         assert select_weights(run, chosen)[1] == "step 1, best checkpoint, EMA"
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_buffers_without_a_moving_average_are_those_of_the_weights(run, count):
+    """Running means of a batch norm, thresholds of a classifier."""
+    for step in (2, 4):
+        tensors = checkpoint_tensors(step)
+        tensors["weights"]["norm.running_mean"] = torch.full((4,), float(step))
+        run.save_checkpoint(step, tensors, {})
+    weights, _ = select_weights(run, config(average_checkpoints=count, final_checkpoint="last"))
+    last = 3.0 if count else 4.0  # the mean of both, or the last
+    assert first(weights) == pytest.approx(last / 3)
+    assert weights["norm.running_mean"].tolist() == [last] * 4
 
 
 def test_a_run_without_a_checkpoint_becomes_nothing(run):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.config.directions import Direction
-from dragoman.decoding.source_batch import group_by_length, pad_batch, pad_sources
+from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError, DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.out_of_memory import BatchHalving

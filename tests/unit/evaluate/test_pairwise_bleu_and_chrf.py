@@ -11,7 +11,11 @@ from hypothesis import strategies as some
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.evaluate.pairwise_metrics import build_pairwise_metric, pairwise_bleu, pairwise_chrf
+from dragoman.evaluate.pairwise_bleu_and_chrf import (
+    build_pairwise_metric,
+    pairwise_bleu,
+    pairwise_chrf,
+)
 
 TEXTS = [
     "The dog is running across the green meadow.",

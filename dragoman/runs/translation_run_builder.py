@@ -28,17 +28,17 @@ from dragoman.inference import Translation, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.runs.auto_config import max_epochs
-from dragoman.runs.bundle_contents import (
+from dragoman.runs.base_run_builder import VALIDATION_BATCH_TOKENS, DataSummary, RunBuilder
+from dragoman.runs.data_preparation import PreparedData
+from dragoman.runs.final_model import (
     calibrate_confidence,
     describe_calibration,
     select_golden_sentences,
     select_scored_sentences,
     translation_data_rows,
 )
-from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.finetune import load_init_weights
 from dragoman.runs.resource_estimate import estimate_validation_seconds
-from dragoman.runs.run_builder import VALIDATION_BATCH_TOKENS, DataSummary, RunBuilder
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.tasks.translation import (
     MultilingualValidator,
@@ -49,7 +49,7 @@ from dragoman.tasks.translation import (
 )
 from dragoman.training.data_loader import CollateFunction
 from dragoman.training.mixed_precision import choose_precision
-from dragoman.training.progress import Progress
+from dragoman.training.progress_display import Progress
 
 
 class TranslationBuilder(RunBuilder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.layers.classifier_features import (
+from dragoman.layers.word_features import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,
