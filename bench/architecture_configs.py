@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dragoman.config import Config
-from dragoman.models.block_parser import BlockSpec, parse_blocks
+from dragoman.models.block_list_parser import BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
 NARROW, WIDE = (

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     )
     from dragoman.attention.location_and_coverage import coverage_loss as coverage_loss
     from dragoman.attention.lsh import LSHAttention as LSHAttention
-    from dragoman.attention.mechanism import Attended as Attended
-    from dragoman.attention.mechanism import Mechanism as Mechanism
-    from dragoman.attention.mechanism import SequenceSelfAttention as SequenceSelfAttention
     from dragoman.attention.monotonic import MochaAlignment as MochaAlignment
     from dragoman.attention.monotonic import MonotonicAlignment as MonotonicAlignment
     from dragoman.attention.multi_head import CrossAttention as CrossAttention
@@ -62,6 +59,11 @@ if TYPE_CHECKING:
     from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
     from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
     from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
+    from dragoman.attention.score_and_alignment import Attended as Attended
+    from dragoman.attention.score_and_alignment import Mechanism as Mechanism
+    from dragoman.attention.score_and_alignment import (
+        SequenceSelfAttention as SequenceSelfAttention,
+    )
     from dragoman.attention.score_functions import AdditiveScore as AdditiveScore
     from dragoman.attention.score_functions import CosineScore as CosineScore
     from dragoman.attention.score_functions import DotScore as DotScore
@@ -100,7 +102,7 @@ _HOMES = {
         "coverage_loss",
     ),
     "lsh": ("LSHAttention",),
-    "mechanism": (
+    "score_and_alignment": (
         "Attended",
         "Mechanism",
         "SequenceSelfAttention",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.bundle.card import Card, CardScore
-    from dragoman.bundle.task_bundle import TaskBundle
+    from dragoman.bundle.non_translation_bundle import TaskBundle
     from dragoman.bundle.translation_bundle import Bundle
     from dragoman.bundle.writer import write_bundle, write_task_bundle
 
@@ -17,7 +17,7 @@ _MODULES = {
     "Bundle": "translation_bundle",
     "Card": "card",
     "CardScore": "card",
-    "TaskBundle": "task_bundle",
+    "TaskBundle": "non_translation_bundle",
     "write_bundle": "writer",
     "write_task_bundle": "writer",
 }

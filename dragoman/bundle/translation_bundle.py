@@ -35,7 +35,7 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_meta_model
 from dragoman.storage.atomic import read_regular
 from dragoman.storage.tensor_files import read_header
-from dragoman.text.language_id import LanguageIdentifier
+from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers
 
 

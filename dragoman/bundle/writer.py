@@ -20,7 +20,7 @@ from dragoman._version import __version__
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import Card, write_card
 from dragoman.bundle.golden_vectors import GoldenInput, make_golden
-from dragoman.bundle.task_bundle import (
+from dragoman.bundle.non_translation_bundle import (
     build_loaded_task_model,
     make_task_golden,
     task_text_files,
@@ -38,7 +38,7 @@ from dragoman.storage.disk_checks import os_errors_converted, require_writable
 from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
 from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask
-from dragoman.text.language_id import LanguageIdentifier
+from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, save_tokenizers
 
 _LEFTOVER_PATTERN = re.compile(re.escape(layout.TEMPORARY_PREFIX) + r"\d+-[0-9a-f]{8}")

@@ -1,4 +1,7 @@
-"""Corpus checks before training: one pass, a few dozen bytes per pair, one finding per check."""
+"""Corpus checks before training: one pass, a few dozen bytes per pair, one finding per check.
+
+`corpus_cleaner.py` removes what they find.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Corpus cleaning: remove the lines that the checks found, in two passes and bounded memory."""
+"""Corpus cleaning: remove the lines that the checks found, in two passes and bounded memory.
+
+`corpus_checks.py` decides on the lines, such as those with an outlying length ratio. Whatever is
+cleaned, training skips pairs of more than `data.max_length` tokens (`store_builder.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Builds the token store: tokenizes a corpus on all cores in bounded memory."""
+"""Builds the token store: tokenizes a corpus on all cores in bounded memory.
+
+Pairs that are empty or longer than `data.max_length` tokens are skipped here.
+"""
 
 from __future__ import annotations
 

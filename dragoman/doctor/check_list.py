@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from dragoman.doctor import engine_checks, model_checks, weight_and_tokenizer_checks
+from dragoman.doctor import inference_engine_checks, model_checks, weight_and_tokenizer_checks
 from dragoman.doctor.check_result import CheckResult, Measurement, run_named_checks
 from dragoman.doctor.model_under_test import ModelUnderTest
 
@@ -26,19 +26,22 @@ CHECKS: dict[str, Check] = {
     "source padding": model_checks.check_source_padding,
     "target padding": model_checks.check_target_padding,
     "batch independence": model_checks.check_batch_independence,
-    "bfloat16": engine_checks.check_bfloat16,
-    "int8": engine_checks.check_int8,
-    "native engine": engine_checks.check_native_engine,
+    "bfloat16": inference_engine_checks.check_bfloat16,
+    "int8": inference_engine_checks.check_int8,
+    "native engine": inference_engine_checks.check_native_engine,
 }
 
 
 def select_checks(subject: ModelUnderTest) -> dict[str, Check]:
     """Return the checks, with one for each exported engine of the model."""
     engines = {
-        name: functools.partial(engine_checks.check_exported_engine, name=name)
+        name: functools.partial(inference_engine_checks.check_exported_engine, name=name)
         for name in subject.engines
     }
-    return {**CHECKS, **(engines or {"exported engines": engine_checks.skip_without_engines})}
+    return {
+        **CHECKS,
+        **(engines or {"exported engines": inference_engine_checks.skip_without_engines}),
+    }
 
 
 def run_checks(

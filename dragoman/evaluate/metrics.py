@@ -86,7 +86,7 @@ class TokenizerChoice:
     """The tokenizer for BLEU, the script of the target for TER, and why they were chosen."""
 
     name: str
-    script: str  # as in `text.languages`; empty for scripts with spaces
+    script: str  # as in `text/scripts.py`; empty for scripts with spaces
     reason: str
     warnings: tuple[str, ...] = ()
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dragoman.attention.location_and_coverage import CoverageAlignment, LocationSensitiveAlignment
 from dragoman.attention.lsh import LSHAttention
-from dragoman.attention.mechanism import Mechanism
 from dragoman.attention.monotonic import MonotonicAlignment
 from dragoman.attention.multi_head import MultiHead
 from dragoman.attention.recorder import (
@@ -26,6 +25,7 @@ from dragoman.attention.recorder import (
     find_attentions,
     record,
 )
+from dragoman.attention.score_and_alignment import Mechanism
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionSite, AttentionWeights, is_cross_attention
 from dragoman.layers.convs2s import ConvS2SAttention

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dragoman.config import Config
 from dragoman.config.directions import Direction, parse_directions
 from dragoman.errors import ConfigError
-from dragoman.text.language_id import LanguageIdentifier
+from dragoman.text.language_identification import LanguageIdentifier
 
 
 class DirectionChooser:

@@ -12,7 +12,7 @@ import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import TaskBundle
-from dragoman.bundle.task_bundle import build_loaded_task_model
+from dragoman.bundle.non_translation_bundle import build_loaded_task_model
 from dragoman.config import apply_overrides
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records

@@ -15,7 +15,7 @@ from dragoman.attention.lsh_bucket_count import bucket_problem
 from dragoman.config import ModelConfig
 from dragoman.config.setting import setting
 from dragoman.errors import ConfigError
-from dragoman.models.block_parser import OptionValue, parse_blocks
+from dragoman.models.block_list_parser import OptionValue, parse_blocks
 from dragoman.registry import catalogue
 
 HEAD_SETTINGS = ("heads", "head_width", "value_width", "kv_heads", "qk_norm", "talking_heads")

@@ -17,8 +17,8 @@ from dragoman.config.renamed_settings import RENAMED_OPTION_VALUES, RENAMED_OPTI
 from dragoman.config.setting import Field, convert_value, describe_type, setting
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_list_parser import MAX_BLOCKS, BlockSpec, parse_blocks
 from dragoman.models.block_options import HEAD_SETTINGS, BlockOptions
-from dragoman.models.block_parser import MAX_BLOCKS, BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
 MAX_PARAMETERS = 10_000_000_000

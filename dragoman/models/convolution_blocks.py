@@ -18,8 +18,8 @@ from dragoman.layers.convs2s import (
 )
 from dragoman.layers.norms_and_residuals import Residual
 from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
+from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_options import ConvolutionOptions
-from dragoman.models.block_parser import parse_blocks
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.forward_context import ForwardContext
 from dragoman.registry import catalogue

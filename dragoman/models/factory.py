@@ -17,7 +17,7 @@ from dragoman.layers.convs2s import ConvS2SLinear, WeightNormWeight
 from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
 from dragoman.models.block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_validation import resolve_block, stack_problems
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights

@@ -22,7 +22,7 @@ from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
 from dragoman.models.block import ExtendOutput
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import DecoderOutput

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dragoman.config import Config
 from dragoman.errors import ConfigError
-from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_list_parser import parse_blocks
 from dragoman.registry import catalogue
 
 RECURRENT_BLOCKS = ("lstm", "gru", "rnn", "sru")

@@ -33,7 +33,6 @@ from dragoman.ops.attention import (
     masked_softmax,
 )
 from dragoman.ops.dropout import dropout, locked_dropout
-from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
 from dragoman.ops.fused_linear_cross_entropy import (
     IGNORE_INDEX,
     ConsistencyWeights,
@@ -42,6 +41,7 @@ from dragoman.ops.fused_linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
+from dragoman.ops.fused_linear_relu import linear_relu, linear_relu_reference
 from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
 from dragoman.ops.relative_shift import shift_causal
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.config import Config
 from dragoman.config.config import TASK_STACKS, TRANSLATE
-from dragoman.models.block_parser import BlockSpec, parse_blocks
+from dragoman.models.block_list_parser import BlockSpec, parse_blocks
 
 WIDTH, HEADS, LAYERS, WINDOW = 64, 4, 2, 4
 MAX_STEPS = 4000  # training stops earlier once TARGET_EXACT is reached

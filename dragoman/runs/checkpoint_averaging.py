@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_bundle
 from dragoman.bundle.card import format_command
-from dragoman.bundle.task_bundle import load_task_text, task_weights
+from dragoman.bundle.non_translation_bundle import load_task_text, task_weights
 from dragoman.bundle.translation_bundle import expected_weights, read_identifier
-from dragoman.checkpoint.checkpoint_average import average_weights
 from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.checkpoint.weight_mean import average_weights
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError

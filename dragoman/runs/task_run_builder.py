@@ -18,7 +18,11 @@ from torch import Tensor, nn
 
 from dragoman.bundle import Card, CardScore, write_task_bundle
 from dragoman.bundle.format import model_command
-from dragoman.bundle.task_bundle import build_loaded_task_model, load_task_text, task_text_files
+from dragoman.bundle.non_translation_bundle import (
+    build_loaded_task_model,
+    load_task_text,
+    task_text_files,
+)
 from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.batch_plan import Cursor, Plan

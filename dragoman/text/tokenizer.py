@@ -1,4 +1,8 @@
-"""SentencePiece tokenizers: lossless encoding and decoding, and their files."""
+"""SentencePiece tokenizers: lossless encoding and decoding, and their files.
+
+A new algorithm also needs its row in `sentencepiece_trainer.py` and its name among the choices of
+`text.tokenizer` (`config/config.py`). Words and bytes are in `language_model_tokenizer.py`.
+"""
 
 from __future__ import annotations
 

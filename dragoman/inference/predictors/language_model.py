@@ -24,7 +24,7 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_strategy import ConstrainedRows, to_host
-from dragoman.decoding.token_characters import TokenCharacters
+from dragoman.decoding.token_text_table import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor

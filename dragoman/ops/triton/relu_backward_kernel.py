@@ -1,4 +1,4 @@
-"""Triton kernel of `fused_linear.py`: backward pass of ReLU with the bias gradient in one pass.
+"""Triton kernel of `fused_linear_relu.py`: backward pass of ReLU and of the bias in one pass.
 
 The caller validates shapes and dtypes. No two programs write to the same address, so results are
 deterministic.

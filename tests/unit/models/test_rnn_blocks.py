@@ -15,7 +15,7 @@ from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_strategy import search
 from dragoman.errors import ConfigError
 from dragoman.layers.rnn import MEMORY_SUMMARIES
-from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer

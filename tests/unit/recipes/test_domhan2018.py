@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig, read_config
-from dragoman.models.block_parser import BlockSpec, parse_blocks
+from dragoman.models.block_list_parser import BlockSpec, parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.mini_config import mini

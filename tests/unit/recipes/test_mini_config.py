@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dragoman.config import Config, from_dict, read_config, to_dict
-from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.mini_config import LAYERS, MAX_STEPS, RADIUS, TARGET_EXACT, WIDTH, mini

@@ -80,7 +80,7 @@ import dragoman.attention.catalogue, dragoman.layers.catalogue
 import dragoman.models.block_catalogue, dragoman.recipes.catalogue
 import dragoman.attention
 from dragoman.config import read_config
-from dragoman.models.block_parser import parse_blocks
+from dragoman.models.block_list_parser import parse_blocks
 for name in dragoman.recipes.catalogue.RECIPES:
     model = read_config(recipe=name).model
     parse_blocks(model.encoder or model.decoder)

@@ -20,7 +20,7 @@ from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.token_characters import TokenCharacters
+from dragoman.decoding.token_text_table import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
 from dragoman.inference.cpu import shortlist

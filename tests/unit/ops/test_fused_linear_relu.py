@@ -11,8 +11,8 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor, nn
 
 from dragoman.layers.feed_forward import GELU, FeedForward
-from dragoman.ops import fused_linear, linear_relu, linear_relu_reference
-from dragoman.ops.fused_linear import LINEAR_RELU_KERNEL, ROW_PARTITIONS
+from dragoman.ops import fused_linear_relu, linear_relu, linear_relu_reference
+from dragoman.ops.fused_linear_relu import LINEAR_RELU_KERNEL, ROW_PARTITIONS
 from dragoman.ops.guarded_kernel import GuardedKernel
 
 SIZES = [
@@ -36,7 +36,7 @@ def enabled_kernel() -> Iterator[None]:
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the operator on a CPU too, in any dtype."""
     monkeypatch.setattr(
-        fused_linear, "_can_run_fused", lambda x, weight, bias: LINEAR_RELU_KERNEL.is_enabled
+        fused_linear_relu, "_can_run_fused", lambda x, weight, bias: LINEAR_RELU_KERNEL.is_enabled
     )
 
 
@@ -190,10 +190,10 @@ def test_the_kernel_runs_only_in_half_precision_under_cuda_graphs(
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
     x, weight, bias = (each.detach() for each in inputs((1, 2, 8, 16), torch.bfloat16))
-    assert fused_linear._can_run_fused(x, weight, bias)
-    assert not fused_linear._can_run_fused(x.float(), weight.float(), bias.float())
-    assert not fused_linear._can_run_fused(x, weight.float(), bias)
-    assert not fused_linear._can_run_fused(x[:0], weight, bias)
+    assert fused_linear_relu._can_run_fused(x, weight, bias)
+    assert not fused_linear_relu._can_run_fused(x.float(), weight.float(), bias.float())
+    assert not fused_linear_relu._can_run_fused(x, weight.float(), bias)
+    assert not fused_linear_relu._can_run_fused(x[:0], weight, bias)
     monkeypatch.setattr(
         torch.ops.dragoman, "linear_relu", lambda *_: pytest.fail("no CUDA graph"), raising=False
     )
@@ -212,7 +212,7 @@ def test_interpreted_kernel_equals_float64(
     sizes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
-    monkeypatch.setattr(fused_linear, "ROW_PARTITIONS", 8)
+    monkeypatch.setattr(fused_linear_relu, "ROW_PARTITIONS", 8)
     for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.003)]:
         assert error(inputs(sizes, dtype)) < bound
     assert LINEAR_RELU_KERNEL.is_enabled

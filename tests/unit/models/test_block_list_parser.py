@@ -7,7 +7,7 @@ import pytest
 from dragoman.config import read_config
 from dragoman.errors import ConfigError
 from dragoman.models.block_catalogue import BLOCKS
-from dragoman.models.block_parser import _BLOCK_ALIASES, MAX_BLOCKS, BlockSpec, parse_blocks
+from dragoman.models.block_list_parser import _BLOCK_ALIASES, MAX_BLOCKS, BlockSpec, parse_blocks
 
 
 def test_blocks_are_written_out() -> None:

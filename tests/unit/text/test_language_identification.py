@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dragoman.errors import BundleError, DataError
-from dragoman.text import language_id as module
-from dragoman.text.language_id import FEATURES, SMOOTHING, LanguageIdentifier
+from dragoman.text import language_identification as module
+from dragoman.text.language_identification import FEATURES, SMOOTHING, LanguageIdentifier
 from dragoman.text.ngram_features import hash_character_ngrams
 
 DATA = Path(
