@@ -67,6 +67,13 @@ def test_micro_f1_of_one_class_per_text_is_the_accuracy() -> None:
     assert scores.calibration_error == pytest.approx(expected_calibration_error(confidence, right))
 
 
+def test_confidence_of_a_label_that_is_not_predicted_is_that_of_its_absence() -> None:
+    probabilities = np.array([[0.9, 0.1], [0.9, 0.9], [0.1, 0.1]])
+    predicted = probabilities > 0.5
+    scores = score_classes(predicted, predicted, probabilities)
+    assert scores.calibration_error == pytest.approx(0.1)
+
+
 def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
     confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
     right = np.array([True, True, True, False, True, False])

@@ -11,7 +11,7 @@ import pytest
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors import tagger as tagger_module
-from dragoman.inference.predictors.tagger import EMPTY_NOTE, Tagger
+from dragoman.inference.predictors.tagger import EMPTY_NOTE, Tagger, _token_extents
 from dragoman.text.tagging_preprocessor import TaggedSentence
 from tests.tagging_kit import make_records, make_task, train_task
 
@@ -93,6 +93,7 @@ def test_a_span_quotes_the_text_where_its_tokens_stand() -> None:
     """Not where the same tokens occurred before."""
     (found,) = entity_tagger().predict(["Anna sees Anna  Meier in Bonn . in Bonn  West ."])
     assert [span.text for span in found.spans] == ["Anna", "Anna  Meier", "Bonn", "Bonn  West"]
+    assert _token_extents("in in  in", ["in", "in", "in"]) == [(0, 2), (3, 5), (7, 9)]
 
 
 def test_an_empty_token_is_an_error() -> None:

@@ -205,6 +205,18 @@ def test_perplexity_equals_a_hand_computation(name: str, rows: int) -> None:
     assert "bits_per_byte" not in metrics  # <unk> is not text
 
 
+def test_parallel_parts_of_a_document_are_scored_after_a_warm_up() -> None:
+    lines = lines_of(40)
+    task = task_of(config_of("transformer_xl", language={"memory": 4, "eval_memory": 4}), lines)
+    stream = build_stream(task.encode(records_of(lines)))
+    spans = list(task.scorer(task.build_model(), torch.device("cpu"))._spans(stream))
+    assert len(spans) > 3
+    assert [each.scored for each in spans[1:]] == [each.end for each in spans[:-1]]
+    assert (spans[0].begin, spans[0].scored, spans[-1].end) == (0, 0, len(stream.targets))
+    warmup = 8  # a segment, which is longer than the memory
+    assert all(each.scored - each.begin == warmup for each in spans[1:])
+
+
 def test_evaluation_may_have_a_longer_or_shorter_memory_than_training() -> None:
     lines, loss = lines_of(12), dict[tuple[int, int], float]()
     for memory, eval_memory in ((16, 0), (16, 16), (16, 2), (2, 0), (2, 16)):
