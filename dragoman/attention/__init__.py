@@ -18,15 +18,14 @@ if TYPE_CHECKING:
         SinusoidalHalvesPositions as SinusoidalHalvesPositions,
     )
     from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
+    from dragoman.attention.alignment_functions import Alignment as Alignment
+    from dragoman.attention.alignment_functions import HardAlignment as HardAlignment
+    from dragoman.attention.alignment_functions import SmoothedSoftmax as SmoothedSoftmax
+    from dragoman.attention.alignment_functions import Softmax as Softmax
     from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.attention_pooling import overlap_penalty as overlap_penalty
-    from dragoman.attention.feature_and_position_gates import FeatureGate as FeatureGate
-    from dragoman.attention.feature_and_position_gates import (
-        MultiDimensionalPooling as MultiDimensionalPooling,
-    )
-    from dragoman.attention.feature_and_position_gates import PositionGate as PositionGate
     from dragoman.attention.local_alignment import (
         LocalMonotonicAlignment as LocalMonotonicAlignment,
     )
@@ -74,19 +73,20 @@ if TYPE_CHECKING:
     from dragoman.attention.score_functions import NormedAdditiveScore as NormedAdditiveScore
     from dragoman.attention.score_functions import ScaledDotScore as ScaledDotScore
     from dragoman.attention.score_functions import Score as Score
-    from dragoman.attention.softmax_alignment import Alignment as Alignment
-    from dragoman.attention.softmax_alignment import HardAlignment as HardAlignment
-    from dragoman.attention.softmax_alignment import SmoothedSoftmax as SmoothedSoftmax
-    from dragoman.attention.softmax_alignment import Softmax as Softmax
+    from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
+    from dragoman.attention.softmax_gates import (
+        MultiDimensionalPooling as MultiDimensionalPooling,
+    )
+    from dragoman.attention.softmax_gates import PositionGate as PositionGate
 
 _HOMES = {
-    "softmax_alignment": (
+    "alignment_functions": (
         "Alignment",
         "HardAlignment",
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "feature_and_position_gates": (
+    "softmax_gates": (
         "FeatureGate",
         "MultiDimensionalPooling",
         "PositionGate",

@@ -49,15 +49,15 @@ SCORES = Registry(
 ALIGNMENTS = Registry(
     "alignment",
     softmax=Entry(
-        "dragoman.attention.softmax_alignment:Softmax",
+        "dragoman.attention.alignment_functions:Softmax",
         "Softmax over all keys that the mask allows (global attention).",
     ),
     smoothed=Entry(
-        "dragoman.attention.softmax_alignment:SmoothedSoftmax",
+        "dragoman.attention.alignment_functions:SmoothedSoftmax",
         "Normalized sigmoid of the scores: flatter than a softmax (Chorowski).",
     ),
     hard=Entry(
-        "dragoman.attention.softmax_alignment:HardAlignment",
+        "dragoman.attention.alignment_functions:HardAlignment",
         "Hard attention: one key, sampled in training, the best in evaluation (Xu).",
         exempt={
             "gradients": "an argmax has no gradient; training uses the softmax's (straight-through)"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.attention.alignment_functions import Alignment, AlignmentState
 from dragoman.attention.score_functions import AdditiveScore
-from dragoman.attention.softmax_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax
 from dragoman.ops.monotonic_attention import expected_alignment

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention import masks
+from dragoman.attention.alignment_functions import Alignment, AlignmentState
 from dragoman.attention.argument_checks import (
     check_key_mask,
     check_mask,
@@ -16,7 +17,6 @@ from dragoman.attention.argument_checks import (
 )
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.attention.score_functions import Score
-from dragoman.attention.softmax_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import build_attention_mask, masked_softmax
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
-from dragoman.decoding.search_strategy import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import BundleError, CorruptError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.corpus_from_options import open_corpus
 from dragoman.cli.options import (
     JsonOption,
     PairsOption,
@@ -20,7 +21,6 @@ from dragoman.cli.options import (
     TgtFieldOption,
     TgtLangOption,
 )
-from dragoman.cli.parallel_corpus import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
 from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError

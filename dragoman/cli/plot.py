@@ -23,7 +23,7 @@ from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
-    from dragoman.explain.prediction_statistics import TokenStatistics
+    from dragoman.explain.calibration_statistics import TokenStatistics
 
 FIGURES = {
     "curves": "loss, metrics and learning rate of the training",
@@ -354,7 +354,7 @@ class PlottedModel:
     @functools.cached_property
     def tokens(self) -> TokenStatistics | None:
         """Token distributions by teacher forcing; None without references or for labels."""
-        from dragoman.explain.prediction_statistics import measure_pairs, measure_text
+        from dragoman.explain.calibration_statistics import measure_pairs, measure_text
 
         if self.task != "translate":
             predictor = self.predictor
@@ -429,7 +429,11 @@ def _draw_curves(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_positions(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the position encodings of one model."""
-    from dragoman.explain.position_analysis import describe_missing, find_positions, save_positions
+    from dragoman.explain.position_encoding_analysis import (
+        describe_missing,
+        find_positions,
+        save_positions,
+    )
 
     [model] = models
     if not model.is_finished:
@@ -485,8 +489,8 @@ def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the reliability diagram of all models."""
+    from dragoman.explain.calibration_statistics import measure_predictions
     from dragoman.explain.evaluation_figures import Calibration, save_calibration
-    from dragoman.explain.prediction_statistics import measure_predictions
 
     runs = []
     for model in models:

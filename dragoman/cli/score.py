@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli.corpus_from_options import open_corpus
 from dragoman.cli.options import (
     BatchSizeOption,
     DefaultModelOption,
@@ -25,7 +26,6 @@ from dragoman.cli.options import (
     TgtLangOption,
     ToOption,
 )
-from dragoman.cli.parallel_corpus import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.errors import DataError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.durations import parse_duration
+from dragoman.cli.duration_parser import parse_duration
 from dragoman.cli.train_and_tune_options import (
     DATA_PANEL,
     SETTINGS_PANEL,

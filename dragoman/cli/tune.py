@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.durations import parse_duration
+from dragoman.cli.duration_parser import parse_duration
 from dragoman.cli.options import complete_setting_paths
 from dragoman.cli.printing import print_result
 from dragoman.cli.train import check_corpus_files

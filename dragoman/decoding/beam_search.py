@@ -14,7 +14,7 @@ import torch
 from dragoman.decoding.beam_state import ActiveBeams, BeamState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search_strategy import (
+from dragoman.decoding.search_interface import (
     ConstrainedRows,
     IncrementalDecoder,
     SearchBackend,

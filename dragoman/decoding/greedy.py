@@ -14,7 +14,7 @@ from torch import Tensor
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search_strategy import (
+from dragoman.decoding.search_interface import (
     ChosenTokens,
     ConstrainedRows,
     FloatArray,

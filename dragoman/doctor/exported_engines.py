@@ -10,14 +10,14 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import BundleError, CorruptError
-from dragoman.exchange.transformer_spec import marian_language_code
+from dragoman.exchange.transformer_architecture import marian_language_code
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
-from dragoman.inference.engine_trust import is_trusted, record_trust, run_in_child
 from dragoman.inference.exported_engine_files import model_digest
+from dragoman.inference.trusted_engines import is_trusted, record_trust, run_in_child
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage import manifest
 from dragoman.text.special_tokens import UNK

@@ -21,7 +21,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search_strategy import SearchStrategy, search
+from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.doctor.check_result import NotApplicableError
 from dragoman.doctor.exported_engines import open_export
 from dragoman.errors import BundleError, DragomanError

@@ -18,7 +18,7 @@ from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeK
 from dragoman.config import Config
 from dragoman.config.inference_choices import check_quantization
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_spec import (
+from dragoman.exchange.transformer_architecture import (
     StackSpec,
     TransformerSpec,
     embedding_table,

@@ -17,7 +17,7 @@ from torch import Tensor
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
 from dragoman.config import Config
 from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face
-from dragoman.exchange.transformer_spec import (
+from dragoman.exchange.transformer_architecture import (
     TransformerSpec,
     embedding_table,
     export_problem,

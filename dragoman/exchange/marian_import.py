@@ -24,7 +24,7 @@ from dragoman.bundle.translation_bundle import expected_weights
 from dragoman.config import Config, from_dict, to_dict
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError, DragomanError
 from dragoman.exchange.export import golden_texts, new_directory_path, require_close_log_probs
-from dragoman.exchange.huggingface_directory import (
+from dragoman.exchange.huggingface_directory_reader import (
     ACTIVATIONS,
     RETRY_HINT,
     SIDES,

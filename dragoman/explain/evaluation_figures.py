@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 
 from dragoman.evaluate.bleu_by_length import LengthScores
 from dragoman.evaluate.classification import expected_calibration_error
+from dragoman.explain.calibration_statistics import (
+    TokenStatistics,
+    reliability_bins,
+    smoothed_target,
+)
 from dragoman.explain.explanation import Explanation
 from dragoman.explain.figure_style import (
     FAINT,
@@ -24,11 +29,6 @@ from dragoman.explain.figure_style import (
     figure_style,
     save_figure,
     use_log_scale,
-)
-from dragoman.explain.prediction_statistics import (
-    TokenStatistics,
-    reliability_bins,
-    smoothed_target,
 )
 
 GROUPS = ("encoder", "decoder", "cross")

@@ -57,7 +57,7 @@ from dragoman.explain.explanation import (
     Step,
 )
 from dragoman.explain.head_analysis import summarize_heads
-from dragoman.explain.position_analysis import summarize_positions
+from dragoman.explain.position_encoding_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.convs2s import ConvS2SAttention

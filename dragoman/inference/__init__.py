@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.decoding.search_strategy import SearchRequest
+    from dragoman.decoding.search_interface import SearchRequest
     from dragoman.inference.engine_protocol import Engine
     from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.pair_scores import PairScore
@@ -63,7 +63,7 @@ _MODULES = {
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairScore": "dragoman.inference.pair_scores",
     "Predictor": "dragoman.inference.predictors.base",
-    "SearchRequest": "dragoman.decoding.search_strategy",
+    "SearchRequest": "dragoman.decoding.search_interface",
     "SetModel": "dragoman.inference.predictors.set_model",
     "SetPrediction": "dragoman.inference.predictors.set_model",
     "Tagger": "dragoman.inference.predictors.tagger",

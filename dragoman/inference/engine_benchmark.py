@@ -21,16 +21,16 @@ import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import Bundle
-from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.engine_trust import is_trusted
 from dragoman.inference.exported_engine_files import (
     ENGINES_DIRECTORY,
     list_engine_names,
     model_digest,
 )
+from dragoman.inference.trusted_engines import is_trusted
 from dragoman.runtime.thread_map import map_in_threads
 from dragoman.storage import manifest
 from dragoman.storage.atomic import read_regular, replace_file

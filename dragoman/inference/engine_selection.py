@@ -12,14 +12,13 @@ from dragoman.bundle import Bundle
 from dragoman.config.inference_choices import check_engine, check_precision
 from dragoman.data.corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.search_strategy import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.inference.cpu.model_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
 from dragoman.inference.engine_benchmark import select_fastest_engine
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.engine_trust import is_trusted, record_trust, run_in_child
 from dragoman.inference.exported_engine_files import (
     ENGINE_NAMES,
     ENGINES_DIRECTORY,
@@ -28,6 +27,7 @@ from dragoman.inference.exported_engine_files import (
     verify_engine,
 )
 from dragoman.inference.native_engine import NativeEngine
+from dragoman.inference.trusted_engines import is_trusted, record_trust, run_in_child
 from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
 from dragoman.storage import manifest
 
@@ -56,7 +56,7 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`dragoman.inference.engine_trust`). An engine requested by name is tried in a child
+    trusted (`dragoman.inference.trusted_engines`). An engine requested by name is tried in a child
     process first if it is not trusted. For a damaged one a warning is logged, and another one is
     used.
     """

@@ -22,7 +22,7 @@ from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search_strategy import (
+from dragoman.decoding.search_interface import (
     REFERENCE_BACKEND,
     SearchBackend,
     SearchRequest,

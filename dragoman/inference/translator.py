@@ -16,7 +16,7 @@ from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.padded_batch import group_by_length
-from dragoman.decoding.search_strategy import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator

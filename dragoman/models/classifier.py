@@ -21,7 +21,7 @@ from dragoman.attention.attention_pooling import (
     StructuredPooling,
     overlap_penalty,
 )
-from dragoman.attention.feature_and_position_gates import FeatureGate
+from dragoman.attention.softmax_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.layers.embedding import StackInput
@@ -32,7 +32,7 @@ from dragoman.layers.sequence_pooling import (
     MaxPooling,
     MeanPooling,
 )
-from dragoman.layers.word_features import (
+from dragoman.layers.text_classifier_features import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,

@@ -20,7 +20,7 @@ from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search_strategy import search
+from dragoman.decoding.search_interface import search
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.cpu.model_conversion import FLOAT32, convert_model
 from dragoman.inference.line_segments import Segment

@@ -23,7 +23,7 @@ from dragoman.explain.head_analysis import (
     estimate_head_effects,
     measure_head_effects,
 )
-from dragoman.explain.position_analysis import summarize_positions
+from dragoman.explain.position_encoding_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of

@@ -31,7 +31,7 @@ from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation
-    from dragoman.explain.tasks.base import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
 
 logger = logging.getLogger(__name__)
 

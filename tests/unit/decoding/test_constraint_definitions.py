@@ -38,7 +38,7 @@ from dragoman.decoding.constraint_definitions import (
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy import SearchStrategy, search
+from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.decoding.token_text_table import TokenCharacters, code_point_bounds
 from dragoman.errors import ConfigError
 from dragoman.text.special_tokens import BOS, EOS

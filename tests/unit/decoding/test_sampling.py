@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from tests.search_kit import TableModel
 

@@ -21,7 +21,7 @@ from dragoman.decoding.beam_state import BeamState
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search_strategy import SearchBackend, search
+from dragoman.decoding.search_interface import SearchBackend, search
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppSearchBackend
 from dragoman.inference.cpu.kernel_library import load_kernel_library

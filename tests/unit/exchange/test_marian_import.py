@@ -18,7 +18,7 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.errors import BundleError, CorruptError, DataError, DragomanError
 from dragoman.exchange import marian_import
-from dragoman.exchange.huggingface_directory import read_directory
+from dragoman.exchange.huggingface_directory_reader import read_directory
 from dragoman.exchange.marian_import import import_marian
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Translator

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dragoman.evaluate.bleu_by_length import LengthBucket, LengthScores
+from dragoman.explain.calibration_statistics import TokenStatistics, smoothed_target
 from dragoman.explain.evaluation_figures import (
     Calibration,
     measure_entropies,
@@ -17,7 +18,6 @@ from dragoman.explain.evaluation_figures import (
     save_entropies,
     save_length_scores,
 )
-from dragoman.explain.prediction_statistics import TokenStatistics, smoothed_target
 from tests.explanation_kit import make_explanation
 
 

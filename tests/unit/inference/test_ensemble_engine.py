@@ -14,7 +14,7 @@ from translator_kit import CONFIG, TEXT, write_random_bundle
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
 from dragoman.config import Config
-from dragoman.decoding.search_strategy import SearchRequest
+from dragoman.decoding.search_interface import SearchRequest
 from dragoman.errors import BundleError, ConfigError, DivergedError
 from dragoman.inference import Translator
 from dragoman.inference.ensemble_engine import EnsembleEngine

@@ -12,7 +12,7 @@ from language_kit import config_of, lines_of, task_of
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import EqualLength, Forbid, Mirror, Regex, Require
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictors.language_model import (
     EMPTY_NOTE,

@@ -16,7 +16,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy import (
+from dragoman.decoding.search_interface import (
     SearchRequest,
     SearchStrategy,
     log_sum_exp,

@@ -12,7 +12,7 @@ from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig, read_config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search_strategy import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from dragoman.layers.rnn import MEMORY_SUMMARIES
 from dragoman.models.block_list_parser import parse_blocks

@@ -20,7 +20,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy import SearchRequest
+from dragoman.decoding.search_interface import SearchRequest
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
 from dragoman.inference.cpu.cpp_packed_weights import cpp_unsupported_reason

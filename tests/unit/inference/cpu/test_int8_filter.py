@@ -14,7 +14,7 @@ from dragoman.config import Config
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy import mask_invalid_tokens
+from dragoman.decoding.search_interface import mask_invalid_tokens
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
 from dragoman.inference.cpu.cpp_packed_weights import ZERO_POINT, pack_int8_filter

@@ -20,7 +20,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search_strategy import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.model_conversion import FLOAT16, FLOAT32

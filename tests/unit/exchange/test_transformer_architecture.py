@@ -6,7 +6,7 @@ import pytest
 from exchange_kit import build_exportable_model
 
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_spec import read_transformer_spec, require_two_stacks
+from dragoman.exchange.transformer_architecture import read_transformer_spec, require_two_stacks
 
 
 @pytest.mark.parametrize("check", [read_transformer_spec, require_two_stacks])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dragoman.attention.recorder import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.tasks.base import (
+from dragoman.explain.task_inputs.base import (
     Floats,
     RecordedSite,
     StackSites,

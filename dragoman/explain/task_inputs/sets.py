@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dragoman.attention.recorder import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.tasks.base import (
+from dragoman.explain.task_inputs.base import (
     Floats,
     RecordedSite,
     Switch,
@@ -24,7 +24,7 @@ from dragoman.explain.tasks.base import (
     heads_of,
     to_array,
 )
-from dragoman.explain.tasks.labeled_text import BATCH_ROWS, name_classes
+from dragoman.explain.task_inputs.labeled_text import BATCH_ROWS, name_classes
 from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.set_objectives import Clustering, Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask

@@ -15,9 +15,8 @@ from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
 from dragoman.evaluate.bleu_by_length import score_by_length
 from dragoman.evaluate.classification import expected_calibration_error
-from dragoman.explain import prediction_statistics
-from dragoman.explain.evaluation_figures import Calibration
-from dragoman.explain.prediction_statistics import (
+from dragoman.explain import calibration_statistics
+from dragoman.explain.calibration_statistics import (
     measure_documents,
     measure_pairs,
     measure_predictions,
@@ -25,6 +24,7 @@ from dragoman.explain.prediction_statistics import (
     reliability_bins,
     smoothed_target,
 )
+from dragoman.explain.evaluation_figures import Calibration
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference
@@ -134,8 +134,8 @@ def test_every_token_is_measured_as_in_a_plain_loop(model) -> None:
 
 
 def test_the_number_of_tokens_is_bounded(model, monkeypatch) -> None:
-    monkeypatch.setattr(prediction_statistics, "MAX_TOKENS", 4)
-    monkeypatch.setattr(prediction_statistics, "_MAX_LOGITS", 40)
+    monkeypatch.setattr(calibration_statistics, "MAX_TOKENS", 4)
+    monkeypatch.setattr(calibration_statistics, "_MAX_LOGITS", 40)
     assert len(measure_pairs(model, PAIRS * 9).right) == 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.layers.word_features import (
+from dragoman.layers.text_classifier_features import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,

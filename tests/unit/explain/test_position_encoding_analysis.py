@@ -13,7 +13,7 @@ from dragoman.attention.catalogue import POSITIONS
 from dragoman.attention.multi_head import SelfAttention
 from dragoman.attention.relative_positions import alibi_slopes
 from dragoman.config import ModelConfig
-from dragoman.explain.position_analysis import (
+from dragoman.explain.position_encoding_analysis import (
     SIMILARITY,
     ConvolutionReach,
     PositionCurves,

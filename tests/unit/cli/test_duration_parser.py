@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.cli.durations import parse_duration
+from dragoman.cli.duration_parser import parse_duration
 from dragoman.errors import ConfigError
 
 
