@@ -40,21 +40,33 @@ def set_gradients(model: nn.Module, seed: int, *, divisor: float) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator) / divisor
 
 
+def decayed_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Return torch's parameter groups: weight decay for matrices, none for vectors."""
+    return [
+        {"params": [each for each in model.parameters() if each.ndim > 1]}
+        | {"weight_decay": weight_decay},
+        {"params": [each for each in model.parameters() if each.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
 @pytest.mark.parametrize(
     ("name", "plain"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
 )
 def test_step_equals_torchs_with_divided_gradients(
-    name: str, plain: type[torch.optim.Optimizer]
+    name: str, plain: type[torch.optim.Optimizer], weight_decay: float
 ) -> None:
+    """Adam adds the weight decay to the gradient, AdamW does not."""
     ours, theirs = make_model(), make_model()
-    config = TrainConfig(beta1=0.8, beta2=0.9, epsilon=1e-6, learning_rate=0.01)
+    config = TrainConfig(
+        beta1=0.8, beta2=0.9, epsilon=1e-6, learning_rate=0.01, weight_decay=weight_decay
+    )
     mine = OPTIMIZERS.load(name)(ours, config)
     reference = plain(
-        theirs.parameters(),
+        decayed_groups(theirs, weight_decay),
         lr=0.01,
         betas=(0.8, 0.9),
         eps=1e-6,
-        weight_decay=0.0,
         foreach=False,
         fused=False,
     )  # type: ignore[call-arg]
@@ -63,6 +75,21 @@ def test_step_equals_torchs_with_divided_gradients(
         generator = torch.Generator().manual_seed(seed)
         for parameter in theirs.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator) / 4
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_sgd_adds_weight_decay_to_the_gradients_of_matrices() -> None:
+    ours, theirs = make_model(), make_model()
+    config = TrainConfig(momentum=0.9, optimizer="sgd", weight_decay=0.5)
+    mine = OPTIMIZERS.load("sgd")(ours, config)
+    reference = torch.optim.SGD(
+        decayed_groups(theirs, 0.5), lr=0.01, momentum=0.9, nesterov=True, foreach=False
+    )
+    for seed in range(3):
+        take_step(ours, mine, divisor=4.0, seed=seed)
+        set_gradients(theirs, seed, divisor=4.0)
         reference.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -94,16 +121,22 @@ def test_sgd_equals_torchs_and_the_papers_nesterov_momentum(momentum: float) -> 
         torch.testing.assert_close(one, three)
 
 
-def test_adafactor_equals_torchs() -> None:
+@pytest.mark.parametrize("rate", [0.05, 0.6])
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_adafactor_equals_torchs(rate: float, size: float) -> None:
+    """Also where the step's inverse square root is below the rate, and with tiny weights."""
     ours, theirs = make_model(), make_model()
+    with torch.no_grad():
+        for parameter in (*ours.parameters(), *theirs.parameters()):
+            parameter.mul_(size)
     mine = OPTIMIZERS.load("adafactor")(ours, TrainConfig(optimizer="adafactor"))
-    reference = torch.optim.Adafactor(theirs.parameters(), lr=0.05, foreach=False)
+    reference = torch.optim.Adafactor(theirs.parameters(), lr=rate, foreach=False)
     for seed in range(6):
-        take_step(ours, mine, divisor=4.0, rate=0.05, seed=seed)
+        take_step(ours, mine, divisor=4.0, rate=rate, seed=seed)
         set_gradients(theirs, seed, divisor=4.0)
         reference.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
 def test_muon_equals_torchs_on_matrices_and_adamw_elsewhere() -> None:
@@ -167,6 +200,14 @@ def test_muon_leaves_embeddings_and_the_output_to_adamw() -> None:
     assert any("query_key_value" in names[id(parameter)] for parameter in muon["params"])
     listed = [each for group in optimizer.param_groups for each in group["params"]]
     assert len(listed) == len({id(each) for each in listed}) == len(names)
+
+
+def test_muon_leaves_matrices_of_one_row_or_column_to_adamw() -> None:
+    model = nn.ModuleList([nn.Linear(4, 1), nn.Linear(1, 4), nn.Linear(4, 2)])
+    optimizer = OPTIMIZERS.load("muon")(model, TrainConfig(optimizer="muon"))
+    muon, *others = optimizer.param_groups
+    assert [tuple(parameter.shape) for parameter in muon["params"]] == [(2, 4)]
+    assert sum(len(group["params"]) for group in others) == 5
 
 
 def test_optimizers_of_whole_matrices_are_not_sharded() -> None:
