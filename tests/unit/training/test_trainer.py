@@ -25,6 +25,7 @@ from dragoman.runs.time_budget import trained_seconds
 from dragoman.runtime import signals
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import trainer as trainer_module
+from dragoman.training.checkpointer import Checkpointer
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,21 @@ def test_validation_changes_nothing(tmp_path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_validations_have_random_numbers_of_their_step_and_seed(tmp_path) -> None:
+    drawn = {}
+    for seed in (7, 7, 8):
+        found: list[float] = []
+
+        def validate(model, found=found):
+            found.append(float(torch.rand(())))
+            return {"loss": 1.0}
+
+        folder = tmp_path / f"{seed}-{len(drawn)}"
+        train(folder, steps=4, validate_every=2, seed=seed, parts={"validate": validate})
+        assert drawn.setdefault(seed, found) == found
+    assert len({number for each in drawn.values() for number in each}) == 4
+
+
 def test_validation_uses_the_ema_in_evaluation_mode(tmp_path) -> None:
     seen = []
 
@@ -176,7 +192,13 @@ def test_early_stopping_and_the_best(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "step", "stopped"),
-    [(0.9, 6, "target"), (0.8, 4, "target"), (1.0, 12, None), (0.0, 12, None)],
+    [
+        (0.9, 6, "target"),
+        (0.85, 4, "target"),
+        (0.8, 4, "target"),
+        (1.0, 12, None),
+        (0.0, 12, None),
+    ],
 )
 def test_training_stops_once_validation_sentences_are_exactly_right(
     tmp_path, target: float, step: int, stopped: str | None
@@ -298,8 +320,138 @@ def test_a_time_budget_has_room_for_the_last_validation(tmp_path, clock) -> None
         parts=slow_parts(clock, seconds=85),
     )
     assert result.stopped == "deadline"
-    assert state_of(tmp_path)["validated_step"] == result.step
-    assert 80 <= clock.now <= 85
+    assert state_of(tmp_path)["validated_step"] == result.step == 24
+    assert clock.now == 24 + 3 * 20  # a step and a half must be left beside the validation
+
+
+@pytest.fixture
+def slow_checkpoints(clock, monkeypatch) -> None:
+    """Let every checkpoint take five seconds."""
+    save = Checkpointer.save_checkpoint
+
+    def save_slowly(self, *arguments, **options):
+        clock.now += 5
+        return save(self, *arguments, **options)
+
+    monkeypatch.setattr(Checkpointer, "save_checkpoint", save_slowly)
+
+
+@pytest.mark.usefixtures("slow_checkpoints")
+def test_a_time_budget_has_room_for_the_last_checkpoint(tmp_path, clock) -> None:
+    trainer, result = train(
+        tmp_path,
+        steps=1000,
+        checkpoint_every=10,
+        parts={"task": SlowTask(clock), "deadline": lambda: 30 - clock.now},
+    )
+    assert (result.step, result.stopped) == (19, "deadline")
+    assert trainer.state.seconds == clock.now == 19 + 2 * 5
+
+
+def test_plans_get_a_smooth_average_of_the_seconds_per_step(tmp_path, clock) -> None:
+    """The first step counts in full, and every other by a twentieth."""
+    averages = []
+
+    def replan(done, seconds):
+        averages.append(seconds)
+        clock.now += 50  # no part of a step
+        return 4
+
+    class UnsteadyTask(SlowTask):
+        def loss(self, model, batch):
+            self.clock.now += 2 * (self.clock.now > 0)
+            return super().loss(model, batch)
+
+    train(
+        tmp_path, steps=4, checkpoint_every=2, parts={"replan": replan, "task": UnsteadyTask(clock)}
+    )
+    assert averages == pytest.approx([1.1, 1.1 + 0.05 * 1.9 + 0.05 * 0.95 * 1.9])
+
+
+def test_the_status_is_written_once_a_minute(tmp_path, clock, monkeypatch) -> None:
+    statuses = []
+    status = RunDirectory.status
+
+    def note(self, **fields):
+        statuses.append((fields.get("state"), fields.get("step")))
+        status(self, **fields)
+
+    monkeypatch.setattr(RunDirectory, "status", note)
+
+    class SlowerTask(SlowTask):
+        def loss(self, model, batch):
+            self.clock.now += 19
+            return super().loss(model, batch)
+
+    train(tmp_path, steps=8, checkpoint_every=100, parts={"task": SlowerTask(clock)})
+    assert [step for state, step in statuses if state == "training"] == [1, 4, 7]
+    assert statuses[-1] == ("finished", 8)
+
+
+def test_signal_handlers_are_restored_at_an_interval(tmp_path, monkeypatch) -> None:
+    restored = []
+    monkeypatch.setattr(trainer_module, "SIGNAL_CHECK_INTERVAL", 3)
+    monkeypatch.setattr(signals, "restore_handlers", lambda: restored.append(steps[-1]))
+    steps: list[int] = []
+    trainer_options = {"on_record": lambda record: steps.append(record["step"])}
+    train(tmp_path, steps=7, checkpoint_every=100, parts=trainer_options)
+    assert restored == [3, 6]
+
+
+def test_only_the_last_checkpoint_must_be_saved(tmp_path, monkeypatch) -> None:
+    """A checkpoint that the disk refuses is no best one either; training goes on."""
+    tolerated = {}
+    save = Checkpointer.save_checkpoint
+
+    def refuse(self, step, *arguments, tolerate_disk_errors, **options):
+        tolerated[step] = tolerate_disk_errors
+        return step != 2 and save(
+            self, step, *arguments, tolerate_disk_errors=tolerate_disk_errors, **options
+        )
+
+    monkeypatch.setattr(Checkpointer, "save_checkpoint", refuse)
+    losses = iter([1.0, 2.0, 3.0])
+    _, result = train(
+        tmp_path,
+        steps=5,
+        checkpoint_every=4,
+        validate_every=2,
+        parts={"validate": lambda model: {"loss": next(losses)}},
+    )
+    assert tolerated == {2: True, 4: True, 5: False}
+    assert result.best == {"loss": 1.0, "step": 2}
+    assert RunDirectory(tmp_path).best() is None
+    assert RunDirectory(tmp_path).steps() == [4, 5]
+
+
+def test_an_unexpected_error_is_written_to_the_status(tmp_path) -> None:
+    def fail(record):
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing"):
+        train(tmp_path, parts={"on_record": fail})
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    assert status["reason"] == "ValueError: no such thing"
+
+
+def test_a_stop_request_is_written_to_the_status(tmp_path) -> None:
+    """The run does not count as finished, and its last step is not validated."""
+
+    def ask(record):
+        if record["step"] == 3:
+            signals.request_stop("a test")
+
+    validated = []
+    _, result = train(
+        tmp_path,
+        validate_every=3,
+        parts={"on_record": ask, "validate": lambda model: validated.append(1) or {"loss": 1.0}},
+    )
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (result.step, result.stopped, validated) == (3, "a test", [])
+    assert (status["state"], status["exit_code"], status["step"]) == ("stopped", 75, 3)
+    assert status["reason"] == "a test"
 
 
 def test_time_of_validations_counts_as_training_time(tmp_path, clock) -> None:
@@ -330,6 +482,23 @@ def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
     assert rates[9] == pytest.approx(3e-3 * 1 / 6)
     assert state_of(tmp_path)["max_steps"] == 9
     _, result = train(tmp_path, steps=10, resume=True, parts={"replan": replan})
+    assert result.step == 9
+
+
+def test_a_plan_of_fewer_steps_than_are_done_ends_the_run(tmp_path) -> None:
+    """The number of planned steps is never below the steps that are done."""
+    _, result = train(tmp_path, steps=12, parts={"replan": lambda done, seconds: 3})
+    assert result.stopped is None
+    assert result.step <= 5
+    assert state_of(tmp_path)["max_steps"] == result.step
+
+
+def test_a_resumed_run_with_a_time_budget_keeps_its_planned_steps(tmp_path) -> None:
+    """Without one, it has the steps of the configuration."""
+    train(tmp_path, steps=8)
+    _, result = train(tmp_path, steps=12, time_budget=60.0, resume=True)
+    assert result.step == 8
+    _, result = train(tmp_path, steps=9, resume=True)
     assert result.step == 9
 
 
@@ -374,6 +543,18 @@ def test_reconfigured_trainer_runs_as_a_new_one(tmp_path, ema_decay, chosen_deca
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
+def test_reconfigured_trainer_forgets_what_did_not_fit_while_measuring(tmp_path) -> None:
+    with RunDirectory(tmp_path) as run:
+        trainer = tiny_trainer(run)
+        splitter = trainer._step.oom_splitter
+        splitter.token_limits["9x9"], splitter.splits = 40, 2
+        splitter.dropped_examples.append(3)
+        trainer.reconfigure(trainer.config)
+    assert (splitter.token_limits, splitter.dropped_examples, splitter.splits) == ({}, [], 0)
+    splitter.token_limits["9x9"] = 30
+    assert trainer.state.token_limits == {"9x9": 30}, "limits are part of the state"
+
+
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_reconfigured_trainer_compiles_or_uncompiles_its_blocks_once(
@@ -394,15 +575,17 @@ def test_reconfigured_trainer_compiles_or_uncompiles_its_blocks_once(
     )
 
 
-def test_measuring_throughput_changes_nothing(tmp_path) -> None:
+@pytest.mark.parametrize("norm", ["layer", "batch"])  # batch: running means are weights, too
+def test_measuring_throughput_changes_nothing(tmp_path, norm: str) -> None:
     """A throughput estimate before the first step (LibreTranslate/Locomotive#35), without changing
     the run.
     """
+    model = {"norm": norm}
     with RunDirectory(tmp_path / "one") as run:
-        trainer = tiny_trainer(run)
+        trainer = tiny_trainer(run, model=model, steps=4)
         pace = trainer.measure_throughput(seconds=0.05)
         trainer.fit(resume=False)
-    train(tmp_path / "two")
+    train(tmp_path / "two", model=model, steps=4)
     assert pace.seconds_per_step > 0
     assert pace.tokens_per_second > 0
     assert_same_run(tmp_path / "one", tmp_path / "two")
