@@ -199,6 +199,40 @@ def test_sentences_that_were_skipped_before_do_not_count_for_a_later_batch():
     assert oom_splitter.dropped_examples == [0, 3, 5, 6]
 
 
+def test_a_batch_of_one_sentence_that_does_not_fit_is_skipped():
+    corpus = Corpus(3)
+    batch = corpus.collate(corpus.plan())(np.array([1]), 0).rows(slice(1))
+    oom_splitter = OOMSplitter()
+    fail_in_parts(oom_splitter, batch, MemoryError())
+    assert oom_splitter.dropped_examples == [1]
+    assert oom_splitter.splits == 0
+    assert oom_splitter.token_limits == {}
+
+
+def test_a_batch_as_large_as_what_fits_is_not_split():
+    corpus = Corpus(8)
+    batch = corpus.collate(corpus.plan())(np.arange(8), 0)
+    tokens = train_step.BatchPart(batch).padded_tokens
+    for limit, paths in ((tokens, [""]), (tokens - 1, ["0", "1"])):
+        parts = OOMSplitter({batch.shape_key: limit}).parts(batch)
+        assert [part.path for part in parts] == paths
+    other = OOMSplitter({"1x1": 1}).parts(batch)
+    assert [part.path for part in other] == [""], "the limit of another shape"
+
+
+def test_four_fifths_of_what_did_not_fit_are_tried_next():
+    corpus = Corpus(8)
+    batch = corpus.collate(corpus.plan())(np.arange(8), 0)
+    oom_splitter = OOMSplitter()
+    for part in oom_splitter.parts(batch):
+        with part:
+            if not part.path:
+                raise MemoryError
+    tokens = train_step.BatchPart(batch).padded_tokens
+    assert oom_splitter.token_limits == {batch.shape_key: int(0.8 * tokens)}
+    assert oom_splitter.splits == 1
+
+
 def test_other_errors_are_not_swallowed():
     corpus = Corpus(3)
     plan = corpus.plan()

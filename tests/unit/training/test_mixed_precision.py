@@ -84,6 +84,27 @@ def test_the_flags_of_this_machine_can_be_read() -> None:
     assert choose_precision("auto", CPU).name in ("float32", "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (
+            "processor\t: 0\nvmx flags\t: ept\nflags\t\t: fpu avx512_bf16\n\nflags\t\t: sse\n",
+            {"fpu", "avx512_bf16"},
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", set()),
+        (None, set()),
+    ],
+)
+def test_flags_are_those_of_the_first_processor(monkeypatch, text, flags) -> None:
+    def read_text(self: Path, **options: Any) -> str:
+        if text is None:
+            raise FileNotFoundError(str(self))
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert mixed_precision._cpu_flags.__wrapped__() - {"flags", ":"} == flags
+
+
 def batch() -> Batch:
     corpus = Corpus()
     plan = corpus.plan()
@@ -115,6 +136,14 @@ def test_when_bf16_weights_are_used(
 ) -> None:
     config = dataclasses.replace(SETTINGS, param_dtype=wanted)
     assert should_use_bf16_weights(config, tiny_model(**model), precision, device) is expected
+
+
+def test_models_without_blocks_or_with_other_weights_have_no_bf16_copy() -> None:
+    config = dataclasses.replace(SETTINGS, param_dtype="auto")
+    assert not should_use_bf16_weights(config, nn.Linear(2, 2), BF16, GPU)
+    config = dataclasses.replace(SETTINGS, param_dtype="bfloat16")
+    assert should_use_bf16_weights(config, nn.Linear(2, 2), BF16, GPU)
+    assert not should_use_bf16_weights(config, nn.Linear(2, 2).double(), BF16, GPU)
 
 
 def gradients(

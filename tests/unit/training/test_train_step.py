@@ -146,6 +146,42 @@ def test_the_norm_is_that_of_the_mean_gradient() -> None:
     )
 
 
+def test_a_gradient_below_the_limit_is_not_scaled() -> None:
+    update, moments = make_global_batch([[0, 1, 2]]), []
+    for limit in (0.0, 1e3):
+        model = tiny_model(dropout=0.0).train()
+        step = make_step(model, max_grad_norm=limit)
+        norm = step(update, lr=0.01, requests=StepRequests()).read().grad_norm
+        assert 0 < norm < 1e3
+        moments.append([step._optimizer.state[each]["exp_avg"] for each in model.parameters()])
+    for one, other in zip(*moments, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_idle_micro_batches_count_nothing() -> None:
+    model = tiny_model(dropout=0.0).train()
+    step, update = make_step(model), make_global_batch([[0, 1], [2]])
+    real, idle = update.micro_batches
+    alone, both = (
+        update._replace(micro_batches=each)
+        for each in ([real], [real, idle._replace(is_dummy=True)])
+    )
+    (gradients, sums), (others, other_sums) = accumulated(step, alone), accumulated(step, both)
+    assert torch.equal(sums, other_sums)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(one, other)
+    metrics = step(both, lr=0.0, requests=StepRequests()).read()
+    assert metrics == step(alone, lr=0.0, requests=StepRequests()).read()
+    assert metrics.tokens == real.batch.tokens
+
+
+@pytest.mark.parametrize("name", StepRequests._fields)
+def test_requests_come_back_with_the_metrics(name: str) -> None:
+    step = make_step(tiny_model(dropout=0.0).train())
+    requests = StepRequests(**{name: True})
+    assert step(make_global_batch([[0]]), lr=0.0, requests=requests).read().requests == requests
+
+
 def test_no_gradient_is_left_behind() -> None:
     model = tiny_model().train()
     make_step(model)(make_global_batch([[0, 1]]), lr=0.1, requests=StepRequests())

@@ -43,6 +43,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
         ("auto", 2, CPU, 0, False, "on cpu it is slower"),
         ("auto", 2, GPU, 1 << 30, False, "5 copies of the weights take 0 % of the GPU"),
         ("auto", 2, GPU, 1 << 17, True, "5 copies of the weights take 92 % of the GPU"),
+        ("auto", 2, GPU, 1 << 18, False, "5 copies of the weights take 46 % of the GPU"),
+        ("auto", 2, GPU, 7 << 15, True, "5 copies of the weights take 52 % of the GPU"),
     ],
 )
 def test_auto_fsdp_shards_models_that_do_not_fit(
@@ -67,6 +69,20 @@ def test_ema_counts_as_one_more_copy(monkeypatch) -> None:
     assert (
         "6 copies"
         in choose_fsdp(TrainConfig(ema_decay=0.9), tiny_model(), ranks=2, device=GPU).reason
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
+def test_auto_fsdp_shards_no_model_whose_optimizer_needs_whole_matrices(
+    monkeypatch, optimizer: str
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1)
+    )
+    config = TrainConfig(optimizer=optimizer)
+    assert choose_fsdp(config, tiny_model(), ranks=2, device=GPU) == (
+        False,
+        f"{optimizer} needs whole matrices",
     )
 
 

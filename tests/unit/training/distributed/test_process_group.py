@@ -322,6 +322,88 @@ def test_only_a_peers_death_is_a_loss(worlds) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "text", ["NCCL error in: x.cpp", "Timeout waiting for key", "the operation timed out"]
+)
+def test_errors_of_nccl_and_timeouts_are_a_loss(worlds, text: str) -> None:
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    with pytest.raises(StoppedError, match=text):
+        worlds(1).run_collective(fail)
+
+
+@pytest.mark.parametrize(("silence", "lost"), [(19.0, False), (21.0, True)])
+def test_a_training_rank_is_lost_after_twenty_seconds(
+    store, monkeypatch, silence: float, lost: bool
+) -> None:
+    for rank in (0, 1):
+        beat = Heartbeat(store, rank=rank, size=2, patience=60.0)
+        monkeypatch.setattr(beat, "seconds_silent", lambda of: silence)
+        assert bool(beat._find_lost_rank()) is lost
+        beat.stop()
+
+
+@pytest.mark.parametrize(
+    ("of", "stopping", "silence", "lost"),
+    [
+        (0, False, 25.0, False),  # rank 0 may be busy for long
+        (0, False, 301.0, True),
+        (1, False, 19.0, False),
+        (1, False, 25.0, True),  # the others only write files
+        (0, True, 1.0, False),
+        (0, True, 3.0, True),
+    ],
+)
+def test_how_long_a_silent_rank_is_waited_for(
+    worlds, store, monkeypatch, of: int, stopping: bool, silence: float, lost: bool
+) -> None:
+    world = worlds(1 - of, timeout=300.0)
+    monkeypatch.setattr(world._heartbeat, "seconds_silent", lambda of: silence)
+    monkeypatch.setattr(signals, "stop_requested", lambda: stopping)
+    # The result comes while the rank sleeps for the first time.
+    monkeypatch.setattr(process_group.time, "sleep", lambda seconds: store.set("result", ""))
+    if lost:
+        with pytest.raises(StoppedError, match=f"no heartbeat of rank {of}"):
+            world._wait_for_key(["result"], of, "save")
+    else:
+        assert world._wait_for_key(["result"], of, "save") == "result"
+    assert world._peer_lost is lost
+
+
+@pytest.mark.parametrize(("timeout", "patience"), [(300.0, 60.0), (30.0, 15.0)])
+def test_long_waits_warn_after_a_minute_or_half_the_timeout(
+    worlds, timeout: float, patience: float
+) -> None:
+    assert worlds(0, timeout=timeout)._heartbeat._patience == patience
+
+
+def test_ranks_are_watched_from_the_first_sum_of_gradients_on(worlds, monkeypatch) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: None)
+    world = worlds(0)
+    world.set_activity("waiting for data", waits=True)
+    assert not world._heartbeat.is_monitoring
+    world.all_reduce(torch.zeros(1), "summing")
+    assert world._heartbeat.is_monitoring
+    assert not world._heartbeat._is_waiting
+
+
+@pytest.mark.parametrize(
+    ("rank", "peer_lost", "waited"), [(0, False, True), (0, True, False), (1, False, False)]
+)
+def test_rank_zero_leaves_last_but_does_not_wait_for_the_dead(
+    worlds, store, monkeypatch, rank: int, peer_lost: bool, waited: bool
+) -> None:
+    world = worlds(rank)
+    world._peer_lost = peer_lost
+    monkeypatch.setattr(
+        process_group.time, "sleep", lambda seconds: store.set(f"bye/{1 - rank}", "")
+    )
+    world.close()
+    assert store.check([f"bye/{rank}"])
+    assert store.check([f"bye/{1 - rank}"]) is waited
+
+
 def join_ranks(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
     names: dict[int, str] = {}
     threads = [
