@@ -115,6 +115,7 @@ def test_more_ranks_than_rows_leave_some_without_work() -> None:
         take(make_feed(rank=rank, ranks=64, gradient_accumulation=1), 1)[0] for rank in range(64)
     ]
     assert any(not share.micro_batches for share in shares)
+    assert all(len(piece.batch) == 1 for share in shares for piece in share.micro_batches)
     assert sum(len(piece.batch) for share in shares for piece in share.micro_batches) == len(
         shares[0].examples[0]
     )

@@ -695,3 +695,7 @@ def test_tensorboard_is_written_beside_the_run_when_asked_for(tmp_path) -> None:
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.value for event in found.Scalars("valid/loss")] == [1.0]
+    steps = ("loss", "nll", "lr", "grad_norm", "tokens", "padding", "seconds")
+    assert set(found.Tags()["scalars"]) == {"valid/loss", *(f"train/{name}" for name in steps)}
+    rates = [record["lr"] for record in log_of(tmp_path) if "lr" in record]
+    assert [event.value for event in found.Scalars("train/lr")] == pytest.approx(rates)
