@@ -8,7 +8,6 @@ import re
 import pytest
 
 from dragoman.decoding.regex_to_dfa import (
-    MAX_DFA_STATES,
     Alphabet,
     CharacterSet,
     build_dfa,
@@ -72,6 +71,43 @@ def test_what_is_no_syntax_is_a_literal_as_in_python(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"\a", "\aa"),
+        (r"\f|\v", "\f\vfv"),
+        (r"\n|\r", "\n\rnr"),
+        (r"\t", "\tt\n"),
+        (r"[\b]", "\bb"),
+        (r"\U00006625", "春夏"),
+        (r"\U0010FFFF", "\U0010ffff\U0010fffe"),
+        (r"\é|\，|\_", "é，_e"),
+        (r"\d", "7٣²½x"),
+        (r"\D", "7٣²½x"),
+        (r"\w", "aé春_7²-‿"),
+        (r"\W", "aé春_7²-‿"),
+        (r"\s", " \t\n\u3000\xa0\u200b"),
+        (r"\S", " \t\n\u3000\xa0\u200b"),
+        (r".", "a\n\r\u2028\U0010ffff"),
+        ("[a-gc-d]", "abcdefgh"),
+        ("[c-da-g]", "abcdefgh"),
+        ("[a-cd-f]", "abcdefgh"),
+        ("[^a-ce-f]", "abcdefgh"),
+        ("[a-c-e]", "abcde-"),
+        (r"[\w-]", "a-+"),
+        ("[^]^]", "]^a"),
+        ("[(.*+?)]", "(.*+?)a"),
+    ],
+)
+def test_a_set_holds_the_characters_that_it_holds_in_python(pattern: str, texts: str) -> None:
+    expression = parse_pattern(pattern)
+    alphabet = Alphabet(collect_sets(expression))
+    dfa = build_dfa(expression, alphabet)
+    for text in texts:
+        expected = re.fullmatch(pattern, text) is not None
+        assert matches(dfa, [alphabet.class_of(text)]) is expected, (pattern, text)
+
+
+@pytest.mark.parametrize(
     ("pattern", "found"),
     [
         ("a(b", "must close its parentheses; found '(b' at position 2"),
@@ -86,6 +122,14 @@ def test_what_is_no_syntax_is_a_literal_as_in_python(pattern: str) -> None:
         ("[z-a]", "must count up in a range; found 'z-a]' at position 2"),
         (r"[\d-z]", "must have a character at each end of a range"),
         (r"x\u12", "needs 4 hexadecimal digits after \\u; found '\\\\u12' at position 2"),
+        (r"\x4g", "needs 2 hexadecimal digits after \\x"),
+        (r"\U00110000", "needs 8 hexadecimal digits after \\U"),
+        (r"\b", "boundaries, anchors and back-references are not supported"),
+        (r"a\q", r"found '\\q' at position 2"),
+        ("a$", "must not hold anchors: it matches the whole output; found '$' at position 2"),
+        ("+a", "must have something before a repetition; found '+a' at position 1"),
+        ("a|{2}", "must have something before a repetition; found '{2}' at position 3"),
+        ("a*+", "must not repeat a repetition; found '+' at position 3"),
         ("^a", "must not hold anchors: it matches the whole output; found '^a' at position 1"),
         ("(" * 3000, "must not nest its parentheses so deeply; found 3000 of them"),
     ],
@@ -98,7 +142,7 @@ def test_an_error_points_at_the_position(pattern: str, found: str) -> None:
 
 def test_too_many_states_are_an_error() -> None:
     expression = parse_pattern(".*a.{20}")  # remembers the last twenty characters
-    with pytest.raises(ConfigError, match=f"at most {MAX_DFA_STATES:,} states; found more"):
+    with pytest.raises(ConfigError, match="at most 5,000 states; found more"):
         build_dfa(expression, Alphabet(collect_sets(expression)))
     expression = parse_pattern("(?:a{100}){200}")
     with pytest.raises(ConfigError, match="at most 10,000 positions; found more"):

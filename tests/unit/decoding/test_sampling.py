@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from tests.search_kit import TableModel
@@ -72,6 +73,99 @@ def test_a_finished_sample_is_kept_beside_a_truncated_one_of_the_same_tokens() -
     assert set(outputs) == {((), True)} | {(each, end) for each in words for end in (True, False)}
     finished = [end for _, end in outputs]
     assert finished == sorted(finished, reverse=True)
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    """Of 0.4 and 0.3 the first alone has more than 0.55."""
+    assert frequencies(Sampling(top_k=2, top_p=0.55)) == [0, 1, 0, 0, 0]
+
+
+def test_epsilon_does_not_count_what_top_k_left() -> None:
+    """0.3 of the model is below 0.35, though it is more of the two best."""
+    assert frequencies(Sampling(top_k=2, epsilon=0.35)) == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "count"), [(0.2, 1), (0.25, 1), (0.3, 2), (0.5, 2), (0.75, 3), (0.8, 4), (1.0, 4)]
+)
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, count: int) -> None:
+    """Of equal ones those with the lower ids."""
+    expected = [1 / count] * count + [0.0] * (4 - count)
+    found = frequencies(Sampling(top_p=top_p), torch.full((4,), 0.25))
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_token_of_exactly_epsilon_is_drawn() -> None:
+    assert frequencies(Sampling(epsilon=0.5), torch.full((2,), 0.5, dtype=torch.float64)) == [
+        0.5,
+        0.5,
+    ]
+
+
+def test_equal_tokens_are_drawn_in_the_order_of_their_ids() -> None:
+    probs = torch.full((1, 100), 0.01)
+    for draw, token in ((0.0, 0), (0.005, 0), (0.255, 25), (0.995, 99)):
+        assert Sampling().draw(probs.log(), [draw], 0).tokens.tolist() == [token]
+
+
+def test_a_draw_is_a_function_of_seed_line_sample_and_step() -> None:
+    """By its value, so that a seed gives the same outputs in every version."""
+    assert uniform_draw(1, 2, 3, 4) == 0.8237397162346505
+    assert uniform_draw(1, 2, 3, 4, rejections=1) == 0.6236185650876989
+    places = [(1, 2, 3, 4), (2, 1, 3, 4), (1, 3, 2, 4), (1, 2, 4, 3), (1, 2, 3, 5)]
+    draws = [uniform_draw(*place, rejections=count) for place in places for count in range(3)]
+    assert len(set(draws)) == len(draws)
+    many = np.array([uniform_draw(7, line, 0, 0) for line in range(2000)])
+    assert many.min() < 0.01
+    assert many.max() > 0.99
+    assert many.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_samples_are_ranked_by_score_and_the_unfinished_come_last() -> None:
+    for alpha in (0.0, 2.0):
+        strategy = Sampling(seed=4, samples=40, penalty=WuLengthPenalty(alpha))
+        [found] = search(
+            TableModel(peak=0.3, end=-1.0), torch.tensor([3]), limits=[4], strategy=strategy
+        )
+        ranks = [(not each.finished, -each.score) for each in found]
+        assert ranks == sorted(ranks)
+        assert len({rank for rank, _ in ranks}) == 2
+        for each in found:
+            assert each.score == pytest.approx(
+                WuLengthPenalty(alpha).score(each.total, len(each.log_probs))
+            )
+
+
+def test_equal_samples_are_returned_once_unless_all_are_asked_for() -> None:
+    def draw(*, distinct: bool) -> list[tuple[list[int], bool]]:
+        strategy = Sampling(seed=4, samples=40, distinct=distinct)
+        [found] = search(TableModel(), torch.tensor([3]), limits=[2], strategy=strategy)
+        return [(each.tokens, each.finished) for each in found]
+
+    every, once = draw(distinct=False), draw(distinct=True)
+    assert len(every) == 40
+    assert len(once) < 40
+    assert [each for at, each in enumerate(every) if each not in every[:at]] == once
+    assert Sampling().distinct
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_the_least_and_the_largest_seed_draw(seed: int) -> None:
+    [[found]] = search(TableModel(), torch.tensor([3]), limits=[2], strategy=Sampling(seed=seed))
+    assert found.log_probs
+    with pytest.raises(ConfigError, match=f"found {2**63}"):
+        Sampling(seed=2**63)
+
+
+def test_lines_without_numbers_are_numbered_by_their_place() -> None:
+    model, strategy = TableModel(peak=0.1, end=-2.0), Sampling()
+    assert strategy == Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, epsilon=0.0)
+    sources = torch.tensor([7] * 12)
+    plain = search(model, sources, limits=[6] * 12, strategy=strategy)
+    numbered = search(
+        model, sources, limits=[6] * 12, strategy=strategy, sample_ids=list(range(12))
+    )
+    assert plain == numbered
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, float("nan")])
