@@ -183,6 +183,8 @@ def test_row_that_reaches_its_limit_is_returned_and_marked(name: str) -> None:
         assert all(
             not h.finished and len(h.tokens) == len(h.log_probs) == limit for h in hypotheses
         )
+        for h in hypotheses:
+            assert h.score == pytest.approx(WuLengthPenalty().score(h.total, limit), abs=1e-6)
 
 
 def test_finished_hypotheses_come_before_those_that_reached_the_limit() -> None:
@@ -383,9 +385,11 @@ def test_sampling_cuts_to_the_likeliest() -> None:
     [
         (lambda: BeamSearch(size=0), "found 0"),
         (lambda: BeamSearch(size=2, nbest=3), "found 3"),
+        (lambda: BeamSearch(size=2, nbest=0), "found 0"),
         (lambda: WuLengthPenalty(-0.5), "found -0.5"),
         (lambda: WuLengthPenalty(math.nan), "found nan"),
         (lambda: Sampling(temperature=0.0), "found 0.0"),
+        (lambda: Sampling(temperature=math.inf), "found inf"),
         (lambda: Sampling(top_k=-1), "found -1"),
         (lambda: Sampling(top_p=0.0), "found 0.0"),
         (lambda: Sampling(top_p=1.5), "found 1.5"),
@@ -402,3 +406,23 @@ def test_all_problems_of_sampling_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         Sampling(temperature=-1, top_k=-1, top_p=2)
     assert len(caught.value.problems) == 3
+
+
+def test_beam_search_keeps_four_hypotheses_and_returns_one_unless_told_otherwise() -> None:
+    assert BeamSearch() == BeamSearch(size=4, nbest=1, penalty=WuLengthPenalty(0.6))
+
+
+def test_greedy_search_without_scores_finds_the_same_tokens() -> None:
+    model, sources = TableModel(), list(range(6))
+    scored = run(model, sources, GreedySearch(), limit=5)
+    plain = run(model, sources, GreedySearch(), limit=5, return_scores=False)
+    for [one], [other] in zip(plain, scored, strict=True):
+        assert (one.tokens, one.finished) == (other.tokens, other.finished)
+        assert (one.log_probs, one.score) == ([], 0.0)
+        assert other.log_probs
+
+
+@pytest.mark.parametrize("special", [PAD, BOS, EOS])
+def test_a_prefix_with_a_special_token_is_refused(special: int) -> None:
+    with pytest.raises(AssertionError, match="a prefix must not hold PAD, BOS or EOS"):
+        run(TableModel(), [0], GreedySearch(), prefixes=[[4, special]])

@@ -156,7 +156,8 @@ def test_the_traces_of_a_batch_are_those_of_its_sentences(size: int) -> None:
 @pytest.mark.parametrize("source", range(6))
 def test_an_observer_does_not_change_what_is_found(source: int) -> None:
     model = TableModel(vocabulary=9)
-    for strategy in (BeamSearch(4, 3), BeamSearch(1), GreedySearch()):
+    strategies = [BeamSearch(4, 3), BeamSearch(1), GreedySearch()]
+    for strategy in (*strategies, GreedySearch(WuLengthPenalty(2.0))):
         found, _ = trace_batch(model, [source], strategy, limit=8)
         plain = search(model, torch.tensor([source]), limits=[8], strategy=strategy)
         for [one, *_], [other, *_] in zip(found, plain, strict=True):
@@ -296,3 +297,47 @@ def test_a_trace_describes_itself() -> None:
     _, [trace] = trace_batch(TableModel(), [1], BeamSearch(2), limit=3)
     assert repr(trace) == f"BeamTrace(width=2, {len(trace)} nodes, {trace.step.max() + 1} steps)"
     assert trace.chosen() == {0, *trace.path(trace.leaves[0])}
+
+
+def test_the_chosen_path_is_that_of_the_best_of_several() -> None:
+    [found], [trace] = trace_batch(TableModel(), [1], BeamSearch(4, 4), limit=3)
+    assert len(found) > 1
+    assert len(set(trace.leaves)) == len(found)
+    chosen = [node for node in sorted(trace.chosen()) if node]
+    assert [int(trace.token[node]) for node in chosen] == [*found[0].tokens, EOS]
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_a_step_records_twice_as_many_allowed_candidates_as_the_beam_has(size: int) -> None:
+    _, [trace] = trace_batch(TableModel(vocabulary=30), [2], BeamSearch(size), limit=4)
+    is_first = trace.step == 0
+    is_allowed = trace.reason != REASONS.index("constraint")
+    assert (is_first & is_allowed).sum() == 2 * size
+
+
+def test_a_trace_has_at_most_20000_nodes_and_counts_those_dropped_before() -> None:
+    assert MAX_NODES == 20_000
+    _, [trace] = trace_batch(TableModel(vocabulary=12), [5], BeamSearch(4), limit=6)
+    assert limit_nodes(trace, len(trace)) is trace
+    once = limit_nodes(trace, len(trace) - 5)
+    twice = limit_nodes(once, len(trace) - 12)
+    assert (len(twice), twice.dropped) == (len(trace) - 12, 12)
+
+
+def test_the_forbidden_tokens_at_each_position_of_the_best_are_counted() -> None:
+    """PAD, BOS and UNK always, EOS before the least length, and all but one within a prefix."""
+    observer = BeamObserver()
+    found = search(
+        TableModel(vocabulary=9, end=1.0),
+        torch.tensor([3, 4, 5]),
+        limits=[5, 5, 5],
+        strategy=BeamSearch(3, 2),
+        prefixes=[[], [4, 5], [6]],
+        min_length=2,
+        observer=observer,
+    )
+    for [best, *_], prefix, masked in zip(found, ([], [4, 5], [6]), observer.masked, strict=True):
+        assert best.finished
+        assert masked == [
+            8 if at < len(prefix) else 4 if at < 2 else 3 for at in range(len(best.tokens) + 1)
+        ]

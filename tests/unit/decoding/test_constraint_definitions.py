@@ -20,6 +20,7 @@ from dragoman.decoding.constraint_automaton import (
     AutomatonState,
     CompiledConstraints,
     ConstraintError,
+    NotBlank,
     SentenceConstraints,
     check_constraints,
 )
@@ -33,6 +34,8 @@ from dragoman.decoding.constraint_definitions import (
     Regex,
     Require,
     contains_word,
+    is_mark,
+    mark_characters,
     parse_constraints,
 )
 from dragoman.decoding.greedy import GreedySearch
@@ -345,6 +348,124 @@ def test_bytes_are_complete_wherever_their_tokens_stand() -> None:
     assert not TokenCharacters([None, *every[1:]], end=0).has_bytes
 
 
+def test_an_output_does_not_end_within_a_character() -> None:
+    automaton = CompiledConstraints([Forbid(["x"])], BYTES).bind("")
+    state = automaton.start()
+    assert automaton.allowed(state, 9)[EOS]
+    *begin, last = "春".encode()
+    for byte in begin:
+        state = automaton.advance(state, 4 + byte)
+        assert not automaton.accepts(state)
+        assert not automaton.allowed(state, 9)[EOS]
+    state = automaton.advance(state, 4 + last)
+    assert automaton.accepts(state)
+    assert automaton.allowed(state, 9)[EOS]
+
+
+def test_a_search_completes_the_character_that_its_bytes_begin() -> None:
+    """Though the model would rather end after the first byte."""
+
+    class Hasty(RandomModel):
+        def logits(self, source: int, history: Sequence[int]) -> list[float]:
+            wanted = EOS if len(history) > 1 else 4 + "é".encode()[0]
+            return [9.0 * (token == wanted) for token in range(self.vocabulary)]
+
+    for strategy in (GreedySearch(), BeamSearch(2), Sampling(top_k=1)):
+        [[found, *_]] = search(
+            Hasty(BYTES.size),
+            torch.tensor([0]),
+            limits=[3],
+            strategy=strategy,
+            constraints=[CompiledConstraints([Forbid(["x"])], BYTES).bind("")],
+        )
+        assert len(decode_bytes(found.tokens)) == 1
+        assert found.finished
+
+
+@pytest.mark.parametrize("character", ["é", "春", "😀"])
+def test_a_character_is_begun_only_if_all_its_bytes_fit(character: str) -> None:
+    written = character.encode()
+    automaton = CompiledConstraints([Forbid(["x"])], BYTES).bind("")
+    assert automaton.allowed(automaton.start(), len(written))[4 + written[0]]
+    assert not automaton.allowed(automaton.start(), len(written) - 1)[4 + written[0]]
+    after = CompiledConstraints([Regex(f"x{character}")], BYTES).bind("")
+    assert after.is_possible(1 + len(written))
+    assert not after.is_possible(len(written))
+    marked = CompiledConstraints([EqualLength(), Punctuation()], BYTES).bind("x，")
+    assert marked.is_possible(4)
+    assert not marked.is_possible(3)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_written"),
+    [
+        (0x00, False),
+        (0x08, False),
+        (0x09, True),
+        (0x0A, False),
+        (0x1F, False),
+        (0x20, True),
+        (0x7E, True),
+        (0x7F, False),
+        (0x80, True),
+        (0xD7FF, True),
+        (0xD800, False),
+        (0xDFFF, False),
+        (0xE000, True),
+        (0x10FFFC, True),
+        (0x10FFFD, False),
+        (0x10FFFF, True),
+    ],
+)
+def test_control_characters_and_the_escape_of_the_tokenizer_are_never_written(
+    code: int, is_written: bool
+) -> None:
+    character = chr(code)
+    vocabulary = TokenCharacters([*SPECIAL, "a", character, f"a{character}"])
+    assert vocabulary.table.valid.tolist() == [*[False] * 4, True, is_written, is_written]
+    automaton = CompiledConstraints([Forbid(["x"])], BYTES).bind("")
+    state = automaton.advance(automaton.start(), 261)
+    *begin, last = character.encode("utf-8", "surrogatepass")
+    for byte in begin:
+        if not automaton.allowed(state, 9)[4 + byte]:
+            break
+        state = automaton.advance(state, 4 + byte)
+    else:
+        assert automaton.allowed(state, 9)[4 + last] == is_written
+        return
+    assert not is_written
+
+
+def test_bytes_do_not_write_what_no_copy_and_mirror_would_have_to_remember() -> None:
+    """Which characters were written is known of those in the vocabulary only."""
+    for constraint in (NoCopy(), Mirror()):
+        automaton = CompiledConstraints([constraint], BYTES).bind("éé")
+        allowed = automaton.allowed(automaton.start(), 9)
+        assert allowed[4 + ord("b")]
+        assert not allowed[4 + 0x80 : 4 + 0x100].any()
+
+
+def test_sentences_of_any_length_share_their_compiled_constraints() -> None:
+    compiled = CompiledConstraints([EqualLength(), Regex("[ab]*")], CHARACTERS)
+    for length in (3, 1, 4, 0, 3):
+        automaton = compiled.bind("x" * length)
+        found = {decode(CHARACTERS, TEXTS[id(CHARACTERS)], each) for each in outputs(automaton, 4)}
+        assert {len(each) for each in found} == {length}
+        assert not length or not automaton.is_possible(length - 1)
+
+
+def test_characters_that_no_token_writes_are_missing_unless_there_are_bytes() -> None:
+    assert CHARACTERS.missing("春a春，夏") == ["春", "夏"]
+    assert BYTES.missing("春a") == []
+
+
+def test_the_first_token_loses_its_spaces() -> None:
+    texts: list[str | bytes | None] = [*SPECIAL, "  a", " b", "c"]
+    assert TokenCharacters(texts).first_table.lengths.tolist() == [0, 0, 0, 0, 2, 1, 1]
+    assert TokenCharacters(texts, strip=True).first_table.lengths.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert TokenCharacters(texts).table.lengths.tolist() == [0, 0, 0, 0, 3, 2, 1]
+
+
 def test_the_bounds_of_a_utf8_prefix_are_those_of_its_characters() -> None:
     rng = random.Random(0)
     codes = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFFF, 0x10000, 0x10FFFF]
@@ -371,6 +492,7 @@ def test_texts_of_tokens_are_those_that_the_tokenizer_decodes(algorithm: str) ->
     vocabulary = TokenCharacters.of(tokenizer)
     assert vocabulary.size == len(tokenizer)
     assert vocabulary.has_bytes
+    assert not vocabulary.table.valid[:4].any(), "special tokens have no text"
     automaton = CompiledConstraints([Forbid(["dog", "月"])], vocabulary).bind("")
     rng = random.Random(3)
     for _ in range(150):
@@ -421,6 +543,38 @@ def test_the_predicates_on_couplets() -> None:
     assert EqualLength().holds("春风", "夏雨")
 
 
+def test_marks_are_punctuation_and_white_space_but_no_symbols() -> None:
+    for text, expected in ((" \t\u3000，。-_「", True), ("a春1+$=^🙂é", False)):
+        assert [is_mark(each) for each in text] == [expected] * len(text)
+        assert [each in mark_characters() for each in text] == [expected] * len(text)
+
+
+def test_an_output_that_is_not_blank_holds_more_than_white_space() -> None:
+    assert [NotBlank().holds("", each) for each in ("", " ", "\u3000\t", " a ")] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    automaton = CompiledConstraints([NotBlank()], CHARACTERS).bind("")
+    state = automaton.start()
+    for token, expected in ((4, False), (4, False), (5, True), (4, True)):
+        assert automaton.accepts(state) is (token == 4 and expected)
+        state = automaton.advance(state, token)
+        assert automaton.accepts(state) is expected
+
+
+def test_words_are_normalized_as_the_output_is() -> None:
+    assert Require(["É", "A"]).normalized(str.lower) == Require(["é", "a"])
+    assert Forbid("É").normalized(str.lower) == Forbid(["é"])
+    assert EqualLength().normalized(str.lower) == EqualLength()
+
+
+def test_a_word_given_as_a_string_is_one_word() -> None:
+    assert Require("ab").words == ("ab",)
+    assert Forbid("ab").holds("", "a b")
+
+
 @pytest.mark.parametrize(
     ("text", "word", "expected"),
     [
@@ -435,6 +589,22 @@ def test_the_predicates_on_couplets() -> None:
         ("a 2%b", "2%", True),
         ("ba a a", "a a", True),
         ("ba a ab", "a a", False),
+        ("dog_", "dog", False),
+        ("_dog", "dog", False),
+        ("2nd", "nd", False),
+        ("ωμέγα", "μέ", False),
+        ("собака", "бак", False),
+        ("กขค", "ข", True),
+        ("ກຂຄ", "ຂ", True),
+        ("ཀཁག", "ཁ", True),
+        ("ကခဂ", "ခ", True),
+        ("កខគ", "ខ", True),
+        ("かなだ", "な", True),
+        ("한국어", "국", True),
+        ("豈更車", "更", True),
+        ("ｶｷｸ", "ｷ", True),
+        ("𛀁𛀂𛀃", "𛀂", True),
+        ("𠀀𠀁𠀂", "𠀁", True),
     ],
 )
 def test_a_word_respects_the_boundaries_of_its_script(text: str, word: str, expected: bool) -> None:
@@ -453,21 +623,21 @@ def test_constraints_are_parsed_by_name() -> None:
     found = parse_constraints(
         ["equal_length", "no-copy", "equal_length"],
         require=["春", "a"],
-        forbid=["死"],
+        forbid=["死", "b"],
         regex=["a*"],
     )
     assert found == (
         EqualLength(),
         NoCopy(),
         Require(["春", "a"]),
-        Forbid(["死"]),
+        Forbid(["死", "b"]),
         Regex("a*"),
     )
     assert [each.label for each in found] == [
         "equal_length",
         "no_copy",
         "require 春 a",
-        "forbid 死",
+        "forbid 死 b",
         "regex a*",
     ]
     with pytest.raises(ConfigError, match="found 'mirrored'; did you mean mirror"):
@@ -513,6 +683,48 @@ def test_an_error_names_the_constraints_that_conflict_and_no_others() -> None:
     found = conflict([Regex("b.*")], "xyz", prefix=[5])
     assert "the prefix must agree with the constraints" in found
     assert "found one that no output continues for 'xyz' (line 3)" in found
+
+
+def test_an_error_says_what_to_change() -> None:
+    """Not the prefix, if no output fulfils the constraints anyway."""
+    rules = [Require(["ab"]), Forbid(["ab"])]
+    assert conflict(rules, "xyz").endswith("drop one of them")
+    assert "found none under require ab and forbid ab" in conflict(rules, "xyz", prefix=[5])
+    assert conflict([Regex("[e-z]+")], "x").endswith("change it")
+    found = conflict([EqualLength(), Punctuation()], "x！")
+    assert "found none for '！' of punctuation, for 'x！' (line 3)" in found
+    compiled = CompiledConstraints(rules, CHARACTERS)
+    with pytest.raises(ConstraintError, match="forbid ab, for 'xyz'; drop"):
+        check_constraints(compiled, compiled.bind("xyz"), 20)
+
+
+def test_constraints_too_large_for_the_vocabulary_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = CompiledConstraints([Regex("[ab]{3}c")], CHARACTERS)
+    states, kinds = compiled.next_by_kind.shape
+    monkeypatch.setattr(constraint_automaton, "MAX_TABLE_CELLS", states * kinds)
+    CompiledConstraints([Regex("[ab]{3}c")], CHARACTERS)
+    monkeypatch.setattr(constraint_automaton, "MAX_TABLE_CELLS", states * kinds - 1)
+    with pytest.raises(ConfigError, match=f"found {states} states for {kinds} kinds of tokens"):
+        CompiledConstraints([Regex("[ab]{3}c")], CHARACTERS)
+
+
+def test_the_limit_on_states_is_of_each_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many searches of one sentence do not use it up."""
+    assert constraint_automaton.MAX_SEARCHED_STATES == 20_000
+    compiled = CompiledConstraints([Mirror(), EqualLength(), Regex(".*[bc]")], CHARACTERS)
+    source, limit, tokens = "xyxyx", 5, range(5, CHARACTERS.size)
+    expected, needed = [], 0
+    for token in tokens:
+        alone = compiled.bind(source)
+        expected.append(alone.can_complete(alone.start(), token, limit))
+        needed = max(needed, alone._visited)
+    monkeypatch.setattr(constraint_automaton, "MAX_SEARCHED_STATES", needed)
+    together = compiled.bind(source)
+    assert [together.can_complete(together.start(), each, limit) for each in tokens] == expected
+    assert True in expected
+    assert False in expected
 
 
 @pytest.mark.parametrize("more", [(), (NoCopy(),)], ids=["regex", "no_copy"])

@@ -29,7 +29,7 @@ def test_alpha_is_a_finite_number_of_at_least_0_and_0_6_if_none_is_given() -> No
     assert WuLengthPenalty().alpha == 0.6
     for strategy in (GreedySearch(), BeamSearch(), Sampling()):
         assert strategy.penalty == WuLengthPenalty(0.6)
-    with pytest.raises(ConfigError, match="at least 0; found inf; try 0.6"):
+    with pytest.raises(ConfigError, match=r"at least 0; found inf; try 0\.6"):
         WuLengthPenalty(math.inf)
 
 

@@ -20,6 +20,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_state import BeamState
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import SearchBackend, search
 from dragoman.errors import DivergedError
@@ -216,6 +217,77 @@ def test_nan_outputs_raise_diverged_error() -> None:
     for backend in (SearchBackend(), *backends()):
         with pytest.raises(DivergedError, match="NaN at output position"):
             search(Broken(), torch.arange(2), limits=[5, 5], strategy=BeamSearch(), backend=backend)
+
+
+class SeldomReadBackend(SearchBackend):
+    """The reference, with a host that reads the beam state every fourth step."""
+
+    sync_every_steps = 4
+
+
+def test_what_a_finished_sentence_would_go_on_with_is_not_looked_at() -> None:
+    """It stays in the batch until the host reads the beam state: NaN is no error there."""
+
+    class Ending(HashModel):
+        def logits(self, source: int, history: list[int]) -> list[float]:
+            if source == 0:
+                return (
+                    [float("nan")] * 9
+                    if len(history) > 1
+                    else [9.0 * (at == EOS) for at in range(9)]
+                )
+            return super().logits(source, history)
+
+    strategy = BeamSearch(size=2, penalty=WuLengthPenalty(0.0))
+    options = {"limits": [9, 9], "strategy": strategy}
+    expected = search(Ending(end=-3.0), torch.arange(2), **options)
+    found = search(Ending(end=-3.0), torch.arange(2), backend=SeldomReadBackend(), **options)
+    assert found == expected
+    assert found[0][0].tokens == []
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_constrained_beams_do_not_depend_on_when_the_host_reads(size: int) -> None:
+    found = [
+        search(
+            HashModel(),
+            torch.arange(6),
+            limits=[3, 9, 5, 1, 7, 8],
+            strategy=BeamSearch(size=size, nbest=size),
+            constraints=[NoRepeatNgram(2, 9)] * 6,
+            backend=backend,
+        )
+        for backend in (SearchBackend(), SeldomReadBackend())
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_beam_state_is_as_new_after_a_reset() -> None:
+    used, fresh = (
+        BeamState(
+            sentences=3,
+            steps=5,
+            size=2,
+            nbest=1,
+            penalty=WuLengthPenalty(),
+            device=torch.device("cpu"),
+        )
+        for _ in range(2)
+    )
+    beams = used.reset(np.array([4, 1, 2]), beams_per_sentence=1)
+    for token in (EOS, 5, 6):
+        log_probs = torch.tensor([[-0.5, -1.0], [-0.6, -float("inf")], [float("nan"), -1.0]])
+        rows = beams.tokens.size(1)
+        ids = torch.tensor([[token, 7]] * 3).repeat_interleave(rows, 0)
+        beams, _ = used.advance(beams, log_probs.repeat_interleave(rows, 0), ids)
+    assert not used.all_finite
+    assert used.truncated.isfinite().any()
+    assert used.finished[..., 0].isfinite().any()
+    for state in (used, fresh):
+        state.reset(np.array([3, 2]), beams_per_sentence=1)
+    for name in ("step", "all_finite", "limits", "active_beams", "truncated"):
+        assert torch.equal(getattr(used, name), getattr(fresh, name)), name
+    assert torch.equal(used.finished[..., 0], fresh.finished[..., 0])
 
 
 SOURCES = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9], [7, 7]]
