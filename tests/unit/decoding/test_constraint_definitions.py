@@ -794,3 +794,11 @@ def test_unfinished_search_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert compiled.bind(source).is_possible(limit)
     monkeypatch.setattr(constraint_automaton, "MAX_SEARCHED_STATES", 1)
     assert not compiled.bind(source).is_possible(limit)
+
+
+def test_a_source_too_long_for_a_search_of_its_completions_is_an_error() -> None:
+    compiled = CompiledConstraints([Mirror(), EqualLength(), Regex(".*[bc]")], CHARACTERS)
+    automaton, limit = compiled.bind("x" * 1500), 1500
+    assert not automaton.can_complete(automaton.start(), 6, limit)
+    with pytest.raises(ConstraintError, match="some output must fulfil all constraints"):
+        check_constraints(compiled, automaton, limit)

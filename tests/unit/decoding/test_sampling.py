@@ -103,6 +103,8 @@ def test_a_token_of_exactly_epsilon_is_drawn() -> None:
 
 
 def test_equal_tokens_are_drawn_in_the_order_of_their_ids() -> None:
+    quarters = torch.full((4, 4), 0.25).log()
+    assert Sampling().draw(quarters, [0.0, 0.25, 0.5, 0.75], 0).tokens.tolist() == [0, 1, 2, 3]
     probs = torch.full((1, 100), 0.01)
     for draw, token in ((0.0, 0), (0.005, 0), (0.255, 25), (0.995, 99)):
         assert Sampling().draw(probs.log(), [draw], 0).tokens.tolist() == [token]
