@@ -346,6 +346,11 @@ def test_bytes_are_complete_wherever_their_tokens_stand() -> None:
     assert TokenCharacters([*every, None], end=256).has_bytes
     assert TokenCharacters([None, *every], end=0).has_bytes
     assert not TokenCharacters([None, *every[1:]], end=0).has_bytes
+    assert not TokenCharacters([None, *every], end=0, strip=True).has_bytes
+
+
+def test_a_token_without_text_is_never_written() -> None:
+    assert TokenCharacters([*SPECIAL, "", "a"]).table.valid.tolist() == [*[False] * 5, True]
 
 
 def test_an_output_does_not_end_within_a_character() -> None:
