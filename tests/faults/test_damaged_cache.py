@@ -177,6 +177,23 @@ def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(
         cache_directory.make_private_directory(cache_directory.cache_dir())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of root")
+def test_files_of_root_are_trusted_and_those_of_others_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_directory.write_cached(folder / "thing", b"x")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert cache_directory.read_cached(folder / "thing") == b"x"
+
+
+def test_removing_a_file_removes_its_hash(folder: Path) -> None:
+    cache_directory.write_cached(folder / "thing", b"x")
+    cache_directory.write_cached(folder / "another", b"y")
+    cache_directory.remove_cached(folder / "thing")
+    cache_directory.remove_cached(folder / "thing")
+    assert sorted(os.listdir(folder)) == ["another", "another.sha256"]
+
+
 def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Compile an empty library with the kernels' names instead of the kernels, which is fast."""
     made: list[Path] = []

@@ -9,19 +9,23 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sync_kit import SyncRecorder
 
-from dragoman.errors import ConfigError, DiskError, PermissionDeniedError
+from dragoman.errors import BundleError, ConfigError, DiskError, PermissionDeniedError
 from dragoman.storage import disk_checks, fault_injection
 from dragoman.storage.atomic import (
     hash_file,
     is_process_alive,
+    native_path,
     publish_directory,
     read_regular,
     remove_flat_directory,
     replace_file,
+    staged_directory,
     write_file,
 )
 
@@ -206,6 +210,7 @@ def test_faults_come_from_the_environment(action, code):
         (errno.EFBIG, DiskError, 74),
         (errno.EIO, DiskError, 74),
         (errno.EACCES, PermissionDeniedError, 77),
+        (errno.EPERM, PermissionDeniedError, 77),
         (errno.EROFS, PermissionDeniedError, 77),
     ],
 )
@@ -226,8 +231,9 @@ def test_require_disk_space_reports_both_sizes(tmp_path, monkeypatch):
 
 
 def test_format_bytes():
-    assert [disk_checks.format_bytes(n) for n in (999, 1500, 2.5e6, 3e9, 4e12)] == [
+    assert [disk_checks.format_bytes(n) for n in (999, 1000, 1500, 2.5e6, 3e9, 4e12)] == [
         "999 bytes",
+        "1.0 kB",
         "1.5 kB",
         "2.5 MB",
         "3.0 GB",
@@ -266,3 +272,132 @@ def test_no_signal_is_sent_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_process_alive(1)
     finally:
         monkeypatch.undo()  # before pytest looks for paths
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failed_export_leaves_no_directory_that_it_made(tmp_path: Path, existing: bool) -> None:
+    final = tmp_path / "a" / "b" / "model"
+    if existing:
+        (tmp_path / "a").mkdir()
+
+    def export(error: Exception | None) -> None:
+        with staged_directory(final, "model") as folder:
+            assert folder.parent == final.parent
+            (folder / "weights").write_bytes(b"x")
+            assert not final.exists()
+            if error:
+                raise error
+
+    with pytest.raises(ValueError, match="failed"):
+        export(ValueError("failed"))
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "a"] if existing else [])
+    export(None)
+    assert [each.name for each in final.parent.iterdir()] == ["model"]
+    assert (final / "weights").read_bytes() == b"x"
+
+
+def test_only_temporary_directories_of_ended_processes_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead = f"{ended.pid}-0a1b2c3d"
+    names = {
+        "dead": f".tmp-model-{dead}",
+        "alive": f".tmp-model-{os.getpid()}-0a1b2c3d",
+        "another label": f".tmp-data-{dead}",
+        "another form": f".tmp-model-{dead}-mine",
+    }
+    for name in names.values():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"")
+    link = tmp_path / f".tmp-model-{ended.pid}-ffffffff"
+    link.symlink_to(tmp_path / names["alive"])
+    with staged_directory(tmp_path / "model", "model"):
+        pass
+    assert {name for name in names if (tmp_path / names[name]).exists()} == {
+        "alive",
+        "another label",
+        "another form",
+    }
+    assert link.is_symlink()
+    assert (tmp_path / names["alive"] / "file").exists()
+
+
+def test_a_relative_path_that_is_no_text_is_linked_for_native_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(os.fsdecode(b"\xff.txt"))
+    path.write_bytes(b"contents")
+    with native_path(path) as name:
+        assert name.encode("utf-8").endswith(b".txt")
+        assert Path(name).read_bytes() == b"contents"
+    assert not os.path.lexists(name)
+
+
+def test_a_link_in_a_flat_directory_is_removed_and_its_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").write_bytes(b"")
+    (tmp_path / "ours" / "link").symlink_to(tmp_path / "theirs")
+    assert remove_flat_directory(tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+    assert (tmp_path / "theirs" / "file").exists()
+
+
+def test_the_file_of_a_system_error_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    with (
+        pytest.raises(DiskError, match=f"at {path}"),
+        disk_checks.os_errors_converted(tmp_path / "another"),
+    ):
+        path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda path: path.mkdir(), "an empty directory at"),
+        (lambda path: (path.mkdir(), (path / "x").touch()), "a directory with files at"),
+        (lambda path: path.touch(), "a file at"),
+        (lambda path: path.symlink_to("nowhere"), "a symbolic link at"),
+    ],
+)
+def test_an_output_directory_must_be_new(
+    tmp_path: Path, make: Callable[[Path], object], found: str
+) -> None:
+    out = tmp_path / "out"
+    disk_checks.require_new_directory(out)
+    assert not out.exists()
+    make(out)
+    with pytest.raises(BundleError, match=f"--out must be a new directory; found {found} {out}"):
+        disk_checks.require_new_directory(out)
+
+
+def test_an_output_directory_needs_a_directory_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "broken").symlink_to("nowhere")
+    with pytest.raises(BundleError, match=f"found a file at {tmp_path}/file"):
+        disk_checks.require_new_directory(tmp_path / "file" / "a" / "out")
+    with pytest.raises(BundleError, match=f"found a broken link at {tmp_path}/broken"):
+        disk_checks.require_new_directory(tmp_path / "broken" / "out")
+    disk_checks.require_new_directory(tmp_path / "a" / "b" / "out")
+    asked = list[str]()
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(asked.append(str(path))))
+    with pytest.raises(PermissionDeniedError, match=f"Permission denied at {tmp_path}"):
+        disk_checks.require_new_directory(tmp_path / "a" / "b" / "out")
+    assert asked == [str(tmp_path)]
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_output_directory_in_an_existing_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    disk_checks.require_parent_directory(tmp_path)
+    disk_checks.require_parent_directory(tmp_path / "new")
+    with pytest.raises(BundleError, match=f"--out must be a directory; found a file at {tmp_path}"):
+        disk_checks.require_parent_directory(tmp_path / "file")
+    with pytest.raises(BundleError, match="--out must be in a directory; found a file at"):
+        disk_checks.require_parent_directory(tmp_path / "file" / "new")
+    with pytest.raises(BundleError, match=f"existing directory; found no {tmp_path}/missing"):
+        disk_checks.require_parent_directory(tmp_path / "missing" / "new")

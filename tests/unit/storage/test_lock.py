@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from dragoman.errors import LockedError
+from dragoman.errors import BundleError, LockedError
 from dragoman.storage import lock as locks
 from dragoman.storage.lock import DirectoryLock, Lease
 
@@ -201,3 +201,38 @@ def test_a_lease_that_was_taken_over_is_not_removed(tmp_path):
     path.write_text(json.dumps({"token": "another"}))
     lease.release()
     assert path.exists()
+
+
+def test_a_lease_is_fresh_for_two_minutes_and_touched_every_ten_seconds(tmp_path, monkeypatch):
+    path = tmp_path / "lease"
+    owner(path, host="elsewhere")
+    now = path.stat().st_mtime
+    os.utime(path, (now - 110, now - 110))
+    with pytest.raises(LockedError, match="wait 120 seconds after its end"):
+        Lease(path).acquire()
+    path.unlink()
+    lease, waited = Lease(path), []
+    monkeypatch.setattr(lease._released, "wait", lambda seconds: not waited.append(seconds))
+    lease.acquire()
+    lease.release()
+    assert waited == [10.0]
+
+
+def test_a_failed_acquisition_leaves_the_directory_unlocked(tmp_path):
+    (tmp_path / "lock").mkdir()
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    with pytest.raises(BundleError, match="found a directory"):
+        first.acquire()
+    assert not first.held
+    (tmp_path / "lock").rmdir()
+    second.acquire()
+    second.release()
+
+
+def test_a_lock_names_its_holder_in_place_of_a_longer_text(tmp_path):
+    (tmp_path / "lock").write_text("x" * 900)
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    lock.require_unlocked()  # by another process
+    lock.release()

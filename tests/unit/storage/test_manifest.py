@@ -10,7 +10,7 @@ import pytest
 from sync_kit import SyncRecorder
 
 from dragoman.errors import BundleError, CorruptError
-from dragoman.storage import manifest
+from dragoman.storage import fault_injection, manifest
 from dragoman.storage.atomic import write_file
 from dragoman.storage.verification import verify_directory
 
@@ -123,7 +123,9 @@ def test_another_format_is_rejected_not_called_damage(tmp_path):
         manifest.verify_files(place)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a//b", ".", "", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "a//b", ".", "", "a\0b", "manifest.json"]
+)
 def test_no_name_leads_outside(tmp_path, name):
     place = make(tmp_path / "d")
     rewrite(place, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
@@ -245,3 +247,32 @@ def test_a_removal_is_durable(tmp_path, monkeypatch):
     manifest.remove_listed_files(place, manifest.read_manifest(place))
     assert not place.exists()
     assert recorder.synced(tmp_path) == [len(recorder.events) - 1]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"bytes": "0", "sha256": ""},
+        {"bytes": 0, "sha256": 7},
+        {"bytes": 0},
+        {"bytes": 0, "sha256": "", "mode": 0o777},
+        "sha256",
+    ],
+)
+def test_a_record_of_another_form_is_damage(tmp_path, record):
+    place = make(tmp_path / "d")
+    rewrite(place, lambda content: content["files"].update({"c": record}))
+    with pytest.raises(CorruptError, match="an invalid list of files"):
+        manifest.verify_files(place)
+
+
+def test_the_manifest_is_removed_last(tmp_path):
+    """A directory whose removal was interrupted is damaged, and never one without a manifest."""
+    place = make(tmp_path / "d")
+    fault_injection.arm_faults("prune.unlink:3:eio")
+    try:
+        with pytest.raises(OSError, match="injected"):
+            manifest.remove_listed_files(place, manifest.read_manifest(place))
+    finally:
+        fault_injection.arm_faults("")
+    assert os.listdir(place) == [manifest.MANIFEST_NAME]

@@ -216,3 +216,11 @@ def test_an_output_is_never_inside_a_model_directory(
     ):
         check_output_file("--output", Path(name), inputs=[Path("model")])
     check_output_file("--output", Path("model-2"), inputs=[Path("model")])
+
+
+def test_a_compressed_file_has_neither_a_name_nor_a_time(tmp_path: Path) -> None:
+    with open_output(tmp_path / "a.gz") as file:
+        file.write("line\n")
+    header = (tmp_path / "a.gz").read_bytes()[:8]
+    assert header[3] == 0
+    assert header[4:8] == bytes(4)

@@ -125,6 +125,7 @@ ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
         (f'{{"a":{ONE},"a":{ONE}}}', "the key 'a' twice"),
         (f'{{"../../etc/x":{ONE}}}', "'../../etc/x'"),
         (f'{{"a/b":{ONE}}}', "'a/b'"),
+        (f'{{"a\\u0000b":{ONE}}}', "'a\\x00b'"),
         ("[" * 100_000, "cannot be read"),
         ('{"a":{"dtype":"F32"}}', "cannot be read"),
         ('{"a":3}', "cannot be read"),
@@ -188,3 +189,19 @@ def test_large_but_finite_numbers_pass():
     check_finite(
         {"a": torch.full((8,), torch.finfo(torch.float16).max, dtype=torch.float16)}, "weights"
     )
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_header_has_at_most_16_mib(tmp_path, more):
+    length = (16 << 20) + more
+    (tmp_path / "t").write_bytes(length.to_bytes(8, "little") + b"{}" + b" " * (length - 2))
+    if more:
+        with pytest.raises(CorruptError, match=f"a header of {length} bytes"):
+            read_header(tmp_path / "t")
+    else:
+        assert read_header(tmp_path / "t") == {}
+
+
+def test_a_file_without_metadata_is_read(tmp_path):
+    raw(tmp_path / "t", f'{{"a":{ONE}}}', b"\0" * 4)
+    assert read_tensors(tmp_path / "t")["a"].tolist() == [0.0]
