@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from run_kit import checkpoint_tensors, flip_byte, save_checkpoint
+from sync_kit import SyncRecorder
 
 from dragoman.checkpoint.retention import prune_oldest
 from dragoman.checkpoint.run_directory import RunDirectory
@@ -236,3 +237,87 @@ def test_disk_space_is_checked_at_the_start(run, monkeypatch):
     with pytest.raises(DiskError, match="3 checkpoints") as caught:
         run.require_checkpoint_space(checkpoint_tensors(1))
     assert "1.0 kB free" in str(caught.value)
+
+
+# Three tensors of 8 * 4 float32 are 384 bytes, and with a margin of a fifth 460.
+@pytest.mark.parametrize(
+    ("existing", "ranks", "needed"),
+    [(0, 1, 1380), (1, 1, 920), (2, 1, 460), (4, 1, 460), (2, 2, 921)],
+)
+def test_disk_space_for_one_checkpoint_more_than_are_kept(
+    run, monkeypatch, existing, ranks, needed
+):
+    save_checkpoint(run, *range(1, existing + 1))
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed)
+    run.require_checkpoint_space(checkpoint_tensors(1), ranks=ranks)
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed - 1)
+    with pytest.raises(disk_checks.DiskFullError, match="3 checkpoints of"):
+        run.require_checkpoint_space(checkpoint_tensors(1), ranks=ranks)
+
+
+@pytest.mark.parametrize(("ranks", "needed"), [(1, 460), (2, 921)])
+def test_a_checkpoint_is_begun_only_if_it_fits_with_a_margin(run, monkeypatch, ranks, needed):
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed - 1)
+    with pytest.raises(disk_checks.DiskFullError, match="step-00000001 must fit on the disk"):
+        save_checkpoint(run, 1, ranks=ranks)
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed)
+    assert save_checkpoint(run, 1, ranks=ranks).step == 1
+
+
+@pytest.mark.parametrize(("options", "left"), [({}, [3, 4, 5]), ({"keep_checkpoints": 0}, [5])])
+def test_three_checkpoints_are_kept_by_default_and_never_none(tmp_path, options, left):
+    with RunDirectory(tmp_path / "run", **options) as run:
+        save_checkpoint(run, 1, 2, 3, 4, 5)
+        run.prune()
+        assert run.steps() == left
+
+
+def test_a_damaged_checkpoint_is_not_removed_for_disk_space(run):
+    save_checkpoint(run, 1, 2, 3)
+    flip_byte(run.path / "step-00000001" / "weights.safetensors")
+    assert prune_oldest(run.path, run.run_id, 0) == "step-00000002"
+    assert run.steps() == [1, 3]
+    assert prune_oldest(run.path, run.run_id, 0) is None
+
+
+def test_after_a_crash_between_two_best_checkpoints_a_resumed_run_keeps_one(run):
+    save_checkpoint(run, 1, 2)
+    run.keep_best(1)
+    fault_injection.arm_faults("prune.rename:1:eio")
+    with pytest.raises(DiskError, match="Input/output error"):
+        run.keep_best(2)
+    run.ensure_best_kept(2)
+    assert os.listdir(run.path / "keep") == ["step-00000002"]
+
+
+def test_a_link_in_place_of_the_best_is_not_followed(run):
+    save_checkpoint(run, 1)
+    run.keep_best(1)
+    os.rename(run.path / "keep", run.path.parent / "outside")
+    (run.path / "keep").symlink_to(run.path.parent / "outside")
+    assert run.best() is None
+    with pytest.raises(CorruptError, match="a symbolic link"):
+        run.keep_best(1)
+    assert os.listdir(run.path.parent / "outside") == ["step-00000001"]
+
+
+def test_the_renaming_of_a_damaged_or_removed_checkpoint_is_durable(run, monkeypatch):
+    save_checkpoint(run, 1, 2, 3)
+    flip_byte(run.path / "step-00000003" / "weights.safetensors")
+    recorder = SyncRecorder(monkeypatch)
+    assert run.latest().step == 2
+    [bad] = run.path.glob("bad-step-*")
+    assert max(recorder.synced(run.path)) > recorder.moved(bad)
+    weights = (run.path / "step-00000001" / "weights.safetensors").stat().st_ino
+    recorder.events.clear()
+    assert run.prune(1) == [1]
+    assert min(recorder.synced(run.path)) < recorder.removed(weights)
+
+
+def test_the_directory_of_the_best_is_durable(run, monkeypatch):
+    recorder = SyncRecorder(monkeypatch)
+    save_checkpoint(run, 1)
+    saved = len(recorder.events)
+    run.keep_best(1)
+    assert max(recorder.synced(run.path)) >= saved
+    recorder.check_published(run.path / "keep" / "step-00000001")

@@ -13,14 +13,21 @@ from typing import Any
 import pytest
 import torch
 from run_kit import checkpoint_tensors, flip_byte, save_checkpoint
+from sync_kit import SyncRecorder
 
 from dragoman.checkpoint import run_directory as checkpoints
-from dragoman.checkpoint.checkpoint_io import write_tensor_files
+from dragoman.checkpoint.checkpoint_io import (
+    has_json_type,
+    list_steps,
+    step_directory_name,
+    write_tensor_files,
+)
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection, manifest
 from dragoman.storage.atomic import FileRecord, hash_file, write_file
+from dragoman.storage.tensor_files import write_tensors
 from dragoman.training.train_state import read_train_state
 
 
@@ -474,3 +481,115 @@ def test_a_checkpoint_has_its_own_files_and_no_others(run, change):
     manifest.write_manifest(path, files, {"step": content["step"]})
     with pytest.raises(CorruptError, match=r"found the files .*state\.json"):
         run.open_step(1)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "found"),
+    [
+        (1 << 62, int, True),
+        ((1 << 62) + 1, int, False),
+        (0, int, True),
+        (-1, int, False),
+        (True, int, False),
+        (1.0, int, False),
+        (-1.5, float, True),
+        (3, float, True),
+        (float("nan"), float, False),
+        (float("inf"), float, False),
+        (float("-inf"), float, False),
+        (True, float, False),
+        ({"a": 1}, dict[str, int], True),
+        ({"a": "1"}, dict[str, int], False),
+        ([1, 2], list[int], True),
+        ([1, None], list[int], False),
+        ([1], dict[str, int], False),
+        ("x", str, True),
+        (None, str, False),
+        (None, Any, True),
+    ],
+)
+def test_json_values_have_types_and_finite_numbers(value: Any, kind: Any, found: bool) -> None:
+    assert has_json_type(value, kind) is found
+
+
+def test_steps_are_sorted_as_numbers(tmp_path: Path) -> None:
+    for step in (100_000_000, 99_999_999, 5):
+        (tmp_path / step_directory_name(step)).mkdir()
+    (tmp_path / "step-6").mkdir()
+    assert list_steps(tmp_path) == [5, 99_999_999, 100_000_000]
+
+
+def test_a_resumed_run_names_the_checkpoint_that_it_continues(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        assert save_checkpoint(run, 3).manifest["parent"] is None
+    with RunDirectory(tmp_path) as run:
+        run.latest()
+        parent = save_checkpoint(run, 4).manifest["parent"]
+    assert parent == {"step": 3, "manifest_sha256": run.open_step(3).manifest["manifest_sha256"]}
+
+
+def test_a_manifest_names_the_run_its_data_and_its_configuration(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, data_digest="a" * 64, config_digest="b" * 64) as run:
+        found = save_checkpoint(run, 1).manifest
+        expected = {"data_sha256": "a" * 64, "config_sha256": "b" * 64, "run_id": run.run_id}
+        assert expected.items() <= found.items()
+        assert found["suspect"] is False
+        assert save_checkpoint(run, 2, suspect=True).manifest["suspect"] is True
+        assert run.run_id
+
+
+def test_a_step_that_was_saved_with_other_timings_is_kept_as_it_is(run) -> None:
+    run.save_checkpoint(5, checkpoint_tensors(5), {"seconds": 1.0})
+    run.save_checkpoint(5, checkpoint_tensors(5), {"seconds": 2.0})
+    assert run.latest().state == {"seconds": 1.0}
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_a_second_stop_request_ends_the_saving_after_the_file(run, monkeypatch, written) -> None:
+    parts = list[str]()
+
+    def write(path: Path, *args: Any, **options: Any) -> FileRecord:
+        parts.append(path.name)
+        if len(parts) == written:
+            signals.request_stop("SIGTERM")
+            signals.request_stop("SIGTERM")
+        return write_tensors(path, *args, **options)
+
+    monkeypatch.setattr("dragoman.checkpoint.checkpoint_io.write_tensors", write)
+    with pytest.raises(StoppedError, match="SIGTERM, SIGTERM"):
+        save_checkpoint(run, 3)
+    assert len(parts) == written
+    assert run.steps() == []
+
+
+def test_a_leftover_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    (tmp_path / "run").mkdir()
+    link = tmp_path / "run" / ".tmp-00000003-123-0a1b2c3d"
+    link.symlink_to(tmp_path / "outside")
+    with RunDirectory(tmp_path / "run"):
+        assert not link.is_symlink()
+    assert (tmp_path / "outside" / "file").exists()
+
+
+def test_the_environment_of_a_run_and_its_changes() -> None:
+    found = checkpoints.describe_environment(device="cpu", world=2, deterministic=True)
+    assert found["torch"] == torch.__version__.split("+")[0]
+    assert found["threads"] == torch.get_num_threads()
+    assert (found["device"], found["world"], found["deterministic"]) == ("cpu", 2, True)
+    assert checkpoints.environment_changes(found, found) == []
+    assert checkpoints.environment_changes({"world": 1, "b": 1}, {"world": 2, "a": 0}) == [
+        "a None -> 0",
+        "b 1 -> None",
+        "world 1 -> 2",
+    ]
+
+
+def test_the_log_is_durable_before_its_checkpoint_is_published(run, monkeypatch) -> None:
+    run.training_log.append({"step": 1})
+    log = (run.path / "log.jsonl").stat().st_ino
+    recorder = SyncRecorder(monkeypatch)
+    run.save_checkpoint(1, checkpoint_tensors(1), {})
+    synced = [at for at, event in enumerate(recorder.events) if event.inode == log]
+    assert min(synced) < recorder.moved(run.path / "step-00000001")

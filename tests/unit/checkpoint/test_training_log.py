@@ -132,3 +132,39 @@ def test_invalid_line_is_discarded(tmp_path: Path, line: str) -> None:
     assert log.truncate(5) == 1
     assert log.path.read_text() == '{"step": 1}\n'
     assert log.discarded.read_text() == line + "\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_half_a_mebibyte_of_lines_is_buffered(tmp_path, monkeypatch, number):
+    log = TrainingLog(tmp_path)
+    with monkeypatch.context() as patch:
+        failing(patch, number)
+        log.append({"step": 1, "text": "x" * (1 << 19)})
+    write(log, 2)
+    log.close()
+    assert [record["step"] for record in log.records()] == [1, 2]
+
+
+def test_buffered_lines_of_discarded_steps_are_not_written(tmp_path, monkeypatch):
+    log = TrainingLog(tmp_path)
+    write(log, 1)
+    with monkeypatch.context() as patch:
+        failing(patch, errno.ENOSPC)
+        write(log, 2, 3)
+    log.truncate(1)
+    write(log, 2)
+    log.close()
+    assert [record["step"] for record in log.records()] == [1, 2]
+
+
+def test_lines_without_a_step_are_kept_and_every_resume_adds_to_the_discarded(tmp_path):
+    log = TrainingLog(tmp_path)
+    log.append({"event": "start", "text": "größer"})
+    write(log, 1, 2)
+    assert log.truncate(1) == 1
+    write(log, 2, 3)
+    assert log.truncate(1) == 2
+    assert [record.get("step") for record in log.records()] == [None, 1]
+    assert "größer" in log.path.read_text(encoding="utf-8")
+    discarded = log.discarded.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in discarded] == [2, 2, 3]

@@ -260,13 +260,21 @@ def test_shards_of_another_model_are_rejected(shards) -> None:
         stored.check_shapes_match(whole | {"matrix": torch.empty(8, 3)})
 
 
-def test_mismatched_shards_are_corrupt(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("below", "found"),
+    [
+        (torch.zeros(2, 4), r"F32 \[2, 4\]"),
+        (torch.zeros(2, 3, dtype=torch.float16), r"F16 \[2, 3\]"),
+        (torch.zeros(()), r"F32 \[\]"),
+    ],
+)
+def test_mismatched_shards_are_corrupt(tmp_path, below, found) -> None:
     paths = [tmp_path / f"weights-{rank}-of-2.safetensors" for rank in range(2)]
     write_tensors(paths[0], {"matrix": torch.zeros(2, 3)})
-    write_tensors(paths[1], {"matrix": torch.zeros(2, 4)})
+    write_tensors(paths[1], {"matrix": below})
     with pytest.raises(
         CorruptError,
-        match=r"weights-1-of-2.safetensors must .* found matrix F32 \[2, 4\] after F32 \[2, 3\]",
+        match=rf"weights-1-of-2.safetensors must .* found matrix {found} after F32 \[2, 3\]",
     ):
         _ = ShardedTensors(paths).header
 
