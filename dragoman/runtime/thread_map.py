@@ -17,9 +17,10 @@ def map_in_threads(
 ) -> Iterator[Result]:
     """Apply a function to each item in up to `workers` threads and yield the results in order.
 
-    One worker needs no thread, unless `ahead` is set: then it works on an item while the consumer
-    handles the one before. An error is raised in the position of its result; an error of the
-    iterator after all results. When the consumer stops, items that have not started are cancelled.
+    One worker needs no thread, unless `run_ahead` is set: then it works on an item while the
+    consumer handles the one before. An error is raised in the position of its result; an error of
+    the iterator after all results. When the consumer stops, items that have not started are
+    cancelled.
     """
     source = iter(items)
     if workers <= 1 and not run_ahead:

@@ -209,6 +209,16 @@ def test_one_item_needs_no_thread() -> None:
     ]
 
 
+def test_two_items_run_in_two_threads_at_once() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def work(item: int) -> int:
+        both.wait()  # broken if one item is run after the other
+        return item
+
+    assert list(map_in_threads(work, [1, 2], 2)) == [1, 2]
+
+
 def test_spread_does_not_run_ahead_of_its_consumer() -> None:
     begun = []
     results = map_in_threads(lambda item: begun.append(item), range(100), 2)

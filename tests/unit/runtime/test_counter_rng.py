@@ -62,3 +62,14 @@ def test_draws_are_uniform_repeatable_and_never_zero() -> None:
     assert abs(np.mean(values) - 0.5) < 0.01
     assert abs(np.mean(np.array(values) < 0.1) - 0.1) < 0.01
     assert values[:10] != [CounterRNG(3, 5)() for _ in range(10)]
+
+
+def test_draws_are_the_outputs_in_order_over_several_blocks() -> None:
+    draw, count = CounterRNG("x", 3), 3 * CounterRNG.BLOCK + 1
+    expected = [((each >> 11) + 1) * 2.0**-53 for each in splitmix64(derive_key("x", 3), count)]
+    assert [draw() for _ in range(count)] == expected
+
+
+def test_a_key_can_be_read_in_either_byte_order() -> None:
+    key = derive_key("x", 3)
+    assert derive_key("x", 3, byteorder="big") == int.from_bytes(key.to_bytes(8, "little"), "big")

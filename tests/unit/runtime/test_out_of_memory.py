@@ -66,3 +66,27 @@ def test_other_errors_are_raised_at_once() -> None:
     with pytest.raises(RuntimeError, match="shapes"):
         BatchHalving().run([1, 2], run, padded_tokens=len, fallback=lambda rows: list(rows))
     assert calls == [2]
+
+
+def test_the_limit_is_four_fifths_of_what_failed_and_is_itself_run_whole() -> None:
+    machine, halving = Machine(90), BatchHalving()
+    halving.run(range(100), machine.run, padded_tokens=len)
+    assert halving.max_tokens == 80
+    assert machine.sizes == [100, 50, 50]
+    for count in (80, 81):
+        machine.sizes.clear()
+        assert len(halving.run(range(count), machine.run, padded_tokens=len)) == count
+        assert machine.sizes == ([80] if count == 80 else [40, 41])
+
+
+def test_a_batch_that_fits_needs_no_fallback() -> None:
+    machine, asked = Machine(1), list[bool]()
+    found = BatchHalving().run(
+        [1, 2],
+        machine.run,
+        padded_tokens=len,
+        fallback=lambda rows: [0] * len(rows),
+        can_fall_back=lambda: bool(asked.append(True)),
+    )
+    assert found == [1, 4]
+    assert asked == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -187,3 +188,68 @@ def test_only_commands_worth_saving_get_handlers(monkeypatch, words, installed):
         __main__.main()
     assert caught.value.code == 7
     assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) == installed
+
+
+def test_earlier_handlers_and_wake_ups_are_restored():
+    def handler(number: int, frame: object) -> None:
+        return None
+
+    signal.signal(signal.SIGTERM, handler)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        signals.install_handlers()
+        assert signal.getsignal(signal.SIGTERM) is not handler
+        signals.uninstall_handlers()
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.set_wakeup_fd(before) == writer
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_after_a_stop_request_nothing_waits(monkeypatch):
+    signals.install_handlers()
+    signals.request_stop("time limit")
+    assert signals.wait_for_stop(60.0)
+    monkeypatch.setattr(signals.select, "select", lambda *_: pytest.fail("it waits"))
+    assert signals.wait_for_stop(60.0)
+    assert signals.wait_for_stop(60.0)
+
+
+def test_a_checkpoint_request_ends_one_wait_only():
+    signals.install_handlers()
+    send(signal.SIGUSR1)
+    assert signals.wait_for_stop(60.0) is False
+    assert signals._state.pipe is not None
+    assert select.select([signals._state.pipe[0]], [], [], 0) == ([], [], [])
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+def test_a_replaced_checkpoint_handler_is_taken_back(requests):
+    signals.install_handlers()
+    send(*[signal.SIGTERM] * requests)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signals.restore_handlers() == ["SIGUSR1"]
+    send(signal.SIGUSR1)
+    assert signals.checkpoint_requested()
+    assert signals.is_stop_urgent() == (requests == 2)
+
+
+def test_an_ignored_hangup_stays_ignored_after_two_requests():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.install_handlers()
+    send(signal.SIGTERM, signal.SIGTERM)
+    assert signals.is_stop_urgent()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_requests_are_forgotten_with_the_handlers():
+    signals.install_handlers()
+    send(signal.SIGTERM, signal.SIGUSR1)
+    signals.uninstall_handlers()
+    assert not signals.stop_requested()
+    assert not signals.checkpoint_requested()
+    assert signals.stop_reason() == ""
