@@ -119,3 +119,18 @@ def test_tables_are_real_on_the_meta_device_and_follow_the_model() -> None:
     assert positions.double().table.dtype is torch.float64
     assert positions.vectors(2, 9).dtype is torch.float64  # computed ones too
     assert not positions.state_dict()
+
+
+@pytest.mark.parametrize("kind", [SinusoidalPositions, LearnedPositions])
+def test_embeddings_keep_their_dtype(kind: type[SinusoidalPositions]) -> None:
+    """Positions are float32; a stack in half precision must not become float32 by adding them."""
+    positions = kind(width=4, max_positions=8)
+    x = torch.zeros(1, 3, 4, dtype=torch.bfloat16)
+    assert positions(x).dtype is torch.bfloat16
+    assert positions(x, position_ids=torch.tensor([[2, 0, 1]])).dtype is torch.bfloat16
+
+
+def test_learned_positions_start_as_large_as_token_embeddings() -> None:
+    torch.manual_seed(0)
+    weight = LearnedPositions(width=64, max_positions=512).weight
+    assert weight.std().item() == pytest.approx(64**-0.5, rel=0.05)

@@ -92,8 +92,18 @@ def test_memory_may_have_another_width() -> None:
 
 
 def test_heads_that_do_not_divide_are_rejected() -> None:
-    with pytest.raises(DragomanError, match="found 3 heads and width 8"):
+    with pytest.raises(DragomanError, match="found 3 heads and width 8; use 2 or 4 heads"):
         SelfAttention(8, 3)
+    with pytest.raises(DragomanError, match="found 7 heads and width 8; use 4 or 8 heads"):
+        SelfAttention(8, 7)
+    with pytest.raises(DragomanError, match="found 9 heads and width 8; use 8 heads"):
+        SelfAttention(8, 9)
+    with pytest.raises(DragomanError, match="found 6 heads and kv_heads=4; use kv_heads=3 or 6"):
+        CrossAttention(12, 6, kv_heads=4)
+    with pytest.raises(DragomanError, match="found 2 heads and kv_heads=4; use kv_heads=2"):
+        CrossAttention(12, 2, kv_heads=4)
+    with pytest.raises(DragomanError, match="a width and at least one head"):
+        SelfAttention(8, 0)
 
 
 class SlowDot(ScaledDotScore):

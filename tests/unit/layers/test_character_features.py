@@ -22,7 +22,7 @@ def test_padding_and_other_words_change_nothing(name: str, kernel_size: int) -> 
     mask = torch.arange(7) < lengths.unsqueeze(1)
     features = encoder(characters, mask)
     assert features.shape == (4, 6)
-    assert features.isfinite().all()
+    assert features.abs().max() < 100  # the padding word's too, which layers may multiply
     changed = torch.where(mask.unsqueeze(2), characters, 9.0)
     torch.testing.assert_close(encoder(changed, mask)[:3], features[:3])
     for row, length in enumerate([7, 3, 1]):

@@ -206,3 +206,79 @@ def test_a_gate_with_equal_weights_is_the_identity() -> None:
         {name: value for name, value in classifier.state_dict().items() if "gate" not in name}
     )
     torch.testing.assert_close(classifier(tokens, mask), plain(tokens, mask))
+
+
+@pytest.mark.parametrize(
+    ("name", "deciding"),
+    [
+        ("attention", "output"),
+        ("labels", "label_output"),
+        ("labels with filters", "label_output"),
+        ("n-grams", "bag"),
+        ("all features", "output"),
+    ],
+)
+def test_the_prior_is_the_bias_of_one_layer(name: str, deciding: str) -> None:
+    classifier = build(name)
+    classifier.set_prior(torch.tensor([-1.0, 2.0, 3.0]))
+    layers = ("output", "label_output", "bag")
+    biases = {
+        layer: part.bias.tolist()
+        for layer in layers
+        if (part := getattr(classifier, layer)) is not None
+    }
+    assert biases.pop(deciding) == [-1.0, 2.0, 3.0]
+    assert all(bias == [0.0] * LABELS for bias in biases.values())
+
+
+def test_logits_of_ngrams_have_the_scale_of_their_weighting() -> None:
+    ngrams = NgramFeatures(torch.tensor([[1, 4, 0]]), torch.tensor([[0.5, 0.25, 9.0]]))
+    found = {}
+    for weights in ("naive_bayes", "tf_idf"):
+        classify = ClassifyConfig(pooling="none", ngrams=1, ngram_weights=weights)
+        sizes = ClassifierSizes(vocab_size=VOCABULARY, labels=1, ngram_features=11)
+        classifier = build_classifier(ModelConfig(), classify, sizes).eval()
+        assert classifier.bag is not None
+        torch.nn.init.ones_(classifier.bag.weight)
+        found[weights] = classifier(torch.tensor([[5]]), None, ngrams).item()
+    assert found == {"naive_bayes": 0.75 * 5, "tf_idf": 0.75 * 10}
+
+
+@pytest.mark.parametrize(
+    ("embedding_width", "vectors", "frozen", "trained"),
+    [
+        (0, (), (), [8]),
+        (6, (), (), [6]),
+        (0, (5,), (), [5]),
+        (0, (), (4,), []),
+        (6, (5,), (4,), [6, 5]),
+    ],
+)
+def test_word_vectors_replace_the_models_table_unless_its_width_is_set(
+    embedding_width: int, vectors: tuple[int, ...], frozen: tuple[int, ...], trained: list[int]
+) -> None:
+    model = ModelConfig(encoder=("bigru",), width=8, embedding_width=embedding_width)
+    sizes = ClassifierSizes(
+        vocab_size=VOCABULARY, labels=LABELS, vector_widths=vectors, frozen_widths=frozen
+    )
+    embedding = build_classifier(model, ClassifyConfig(), sizes).embedding
+    assert embedding is not None
+    assert [table.size(1) for table in embedding.tables] == trained
+    assert [table.size(1) for table in embedding.frozen_tables] == list(frozen)
+
+
+@torch.no_grad()
+def test_the_mean_of_the_attributes_vectors_is_a_feature_of_the_text() -> None:
+    classifier = build("attributes").eval()
+    assert classifier.attributes is not None
+    assert classifier.output is not None
+    seen: dict[str, Tensor] = {}
+    classifier.attributes.register_forward_hook(
+        lambda _module, _inputs, pooled: seen.update(vectors=pooled.vectors)
+    )
+    classifier.output.register_forward_pre_hook(
+        lambda _module, inputs: seen.update(features=inputs[0])
+    )
+    tokens, mask, _ = inputs(classifier)
+    classifier(tokens, mask)
+    torch.testing.assert_close(seen["features"][:, 8:], seen["vectors"].mean(dim=1))

@@ -376,3 +376,27 @@ def test_an_input_is_tokens_or_a_named_text() -> None:
     named = TaggingTask(config, task.text)
     assert named.read_input(record(text="in Bonn", line="the")) == "the"
     assert named.read_input(record(text="in Bonn")) == "in Bonn"
+
+
+@pytest.mark.parametrize("setting", ["input_dropout", "output_dropout"])
+def test_dropout_of_inputs_and_outputs_acts_in_training_only(setting: str) -> None:
+    rates = {"input_dropout": 0.0, "output_dropout": 0.0, "word_dropout": 0.0, setting: 0.5}
+    task, model = build("bilstm-crf", **rates)
+    batch = task.collate(task.encode(make_records(5)), np.arange(5))
+    with torch.no_grad():
+        model.train()
+        assert not torch.equal(task.loss(model, batch).nll, task.loss(model, batch).nll)
+        model.eval()
+        assert torch.equal(task.loss(model, batch).nll, task.loss(model, batch).nll)
+
+
+def test_dropped_words_are_embedded_as_unknown_ones() -> None:
+    _, model = build("words", word_dropout=0.5, input_dropout=0.0, features=())
+    inputs = model.inputs
+    words = torch.full((20, 10), UNK + 1)
+    with torch.no_grad():
+        unknown, known = inputs.eval()(torch.tensor([[UNK], [UNK + 1]]))[:, 0]
+        found = inputs.train()(words)
+    hidden = torch.isclose(found, unknown, atol=1e-5).all(dim=-1)
+    assert torch.equal(torch.isclose(found, known, atol=1e-5).all(dim=-1), ~hidden)
+    assert 0.35 < hidden.float().mean() < 0.65
