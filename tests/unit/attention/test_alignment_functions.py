@@ -264,3 +264,17 @@ def test_a_stateful_base_alignment_is_rejected() -> None:
     ):
         CoverageAlignment(score_width=4, base_alignment=LocalMonotonicAlignment())
     assert CoverageAlignment(score_width=4, base_alignment=Softmax()).base_alignment is not None
+
+
+def test_location_filters_are_tacotrons_by_default() -> None:
+    for kind in (LocationSensitiveAlignment, CumulativeLocationAlignment):
+        assert kind(score_width=4).filters.weight.shape == (32, 1, 31)
+    assert LocationSensitiveAlignment(score_width=4, radius=2).filters.weight.size(2) == 5
+    assert LocalMonotonicAlignment().radius == 10
+    assert LocalPredictiveAlignment(query_width=4).radius == 10
+
+
+def test_a_sentence_without_keys_has_nothing_attended_at_first() -> None:
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    attended = LocationSensitiveAlignment(score_width=4).start(mask)["attended"]
+    assert attended.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]

@@ -402,3 +402,20 @@ def test_a_decoder_scans_long_sources_with_the_same_result(monkeypatch: pytest.M
     monkeypatch.setattr(Mechanism, "scan", lambda *args: (calls.append(1), scan(*args))[1])
     torch.testing.assert_close(model(src, tgt), expected)
     assert len(calls) == 12
+
+
+def test_offset_noise_and_chunks_have_their_documented_defaults() -> None:
+    widths = {"query_width": 4, "key_width": 4, "score_width": 4}
+    mocha = MochaAlignment(**widths)
+    for alignment in (MonotonicAlignment(**widths), mocha):
+        assert alignment.offset.item() == -1.0
+        assert alignment.noise == 1.0
+    assert mocha.chunk_size == 4
+
+
+def test_noise_has_the_given_standard_deviation() -> None:
+    mask = torch.ones(1, 1, dtype=torch.bool).expand(20_000, 1)
+    torch.manual_seed(0)
+    alignment = MonotonicAlignment(offset=0.0, noise=3.0)
+    weights, _ = alignment.step(torch.zeros(20_000, 1), alignment.start(mask))
+    assert weights.logit().std().item() == pytest.approx(3.0, rel=0.05)

@@ -235,3 +235,10 @@ def test_coverage_without_a_weight_adds_no_loss() -> None:
     loss = TranslationTask(smoothing=0.0).loss(model, batch())
     torch.testing.assert_close(loss.total, loss.nll)
     assert not CoverageAlignment(score_width=2).has_loss
+
+
+def test_defaults_are_the_settings_of_the_released_code() -> None:
+    alignment = ReinforceAlignment()
+    assert alignment.entropy == 0.002
+    assert alignment.soft_probability == 0.5
+    assert alignment.baseline_decay == 0.9

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from dragoman.config import ModelConfig
 from dragoman.layers.convs2s import (
+    ConvS2SAttention,
     ConvS2SLinear,
     GatedConvolution,
     PlainWeight,
@@ -187,3 +188,13 @@ def test_activations_stay_in_range_through_twenty_layers() -> None:
     assert memory.embeddings is not None
     for found in (memory.values, hidden):
         assert 0.05 < found.std().item() / memory.embeddings.std().item() < 20
+
+
+@torch.no_grad()
+def test_dropout_of_attention_weights_acts_in_training_only() -> None:
+    torch.manual_seed(0)
+    attention = ConvS2SAttention(8, weight=PlainWeight, dropout=0.5)
+    x, source = torch.randn(2, 3, 8), attention.prepare(torch.randn(2, 5, 8), None)
+    assert not torch.equal(attention(x, x, source), attention(x, x, source))
+    attention.eval()
+    assert torch.equal(attention(x, x, source), attention(x, x, source))

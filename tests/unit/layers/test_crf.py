@@ -226,3 +226,10 @@ def test_log_marginals_are_the_logarithms_of_marginals_and_have_gradients(output
     assert torch.autograd.gradcheck(
         lambda each: tag_output.log_marginals(each, mask)[mask], (emissions,)
     )
+
+
+def test_transitions_start_small_and_different() -> None:
+    torch.manual_seed(0)
+    crf = LinearChainCRF(30)
+    assert all(parameter.abs().max() <= 0.1 for parameter in crf.parameters())
+    assert crf.transitions.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.1)

@@ -5,7 +5,7 @@ import torch
 from torch import distributions
 
 from dragoman.data.synthetic_sets import ClusteringProblem
-from dragoman.layers.gaussian_mixture import GaussianMixture, fit_by_em
+from dragoman.layers.gaussian_mixture import MIN_DEVIATION, GaussianMixture, fit_by_em
 
 
 def points_and_oracle(count: int):
@@ -74,3 +74,28 @@ def test_outputs_are_a_logit_means_and_deviations():
     torch.testing.assert_close(mixture.means, outputs[..., 1:3])
     assert mixture.deviations.shape == (2, 3, 2)
     assert torch.equal(mixture.deviations.argsort(1), outputs[..., 3:].argsort(1))
+
+
+def test_every_set_keeps_the_best_of_its_restarts():
+    points, mask, _ = points_and_oracle(20)
+    settings = {"components": 4, "iterations": 5}
+    generator = torch.Generator().manual_seed(0)
+    best = fit_by_em(points, mask, **settings, restarts=3, generator=generator)
+    generator.manual_seed(0)
+    single = [fit_by_em(points, mask, **settings, generator=generator) for _ in range(3)]
+    likelihoods = torch.stack([each.mean_log_likelihood(points, mask) for each in single])
+    torch.testing.assert_close(best.mean_log_likelihood(points, mask), likelihoods.amax(dim=0))
+
+
+def test_first_means_are_real_points_and_all_different():
+    points = torch.tensor([[0.0], [1.0], [10.0], [99.0], [99.0]]).expand(50, -1, -1)
+    mask = torch.tensor([True, True, True, False, False]).expand(50, -1)
+    generator = torch.Generator().manual_seed(0)
+    first = fit_by_em(points, mask, components=3, iterations=0, generator=generator)
+    means = first.means.squeeze(-1).sort(dim=1).values
+    assert torch.equal(means, torch.tensor([0.0, 1.0, 10.0]).expand(50, -1))
+
+
+def test_a_component_on_a_single_point_keeps_the_least_deviation():
+    fitted = fit_by_em(torch.ones(1, 4, 2), components=1, iterations=3)
+    torch.testing.assert_close(fitted.deviations, torch.full((1, 1, 2), MIN_DEVIATION))

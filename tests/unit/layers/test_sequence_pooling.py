@@ -88,6 +88,7 @@ def test_label_attention_reads_the_names_of_labels() -> None:
     attention, output = attention.double(), output.double()
     with torch.no_grad():
         output.bias.copy_(torch.tensor([-2.0, -6.0, -4.0]))
+        assert output.name_weights.tolist() == [0.0, 0.5]
         output.name_weights.copy_(torch.tensor([0.5, 0.25]))
         plain = attention(x)
         found = attention(x, matches=matches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -125,3 +126,25 @@ def test_ngram_logits_are_weighted_sums() -> None:
     torch.testing.assert_close(bag(ids, values), expected)
     plain = (bag.weight * bag.ratios)[torch.tensor([1, 4])].sum(dim=0)
     torch.testing.assert_close(bag(ids)[0], plain)
+
+
+def test_word_vectors_start_the_last_trained_tables_and_the_frozen_ones() -> None:
+    torch.manual_seed(0)
+    embedding = WordEmbedding(2000, 8, widths=(4, 3), frozen_widths=(2,))
+    own = embedding.tables[0].clone()
+    trained = np.full((2, 3), 7.0, dtype=np.float32)
+    frozen = np.array([[5.0, -5.0], [15.0, -15.0]], dtype=np.float32)
+    embedding.load_vectors([(np.array([4, 6]), trained), (np.array([5, 1999]), frozen)])
+    assert torch.equal(embedding.tables[0], own)
+    assert embedding.tables[1][[4, 6]].tolist() == trained.tolist()
+    assert embedding.frozen_tables[0][[5, 1999]].tolist() == frozen.tolist()
+    # words without a vector are drawn as widely as the vectors lie
+    others = embedding.frozen_tables[0][6:1999]
+    assert others.std().item() == pytest.approx(float(frozen.std()), rel=0.1)
+
+
+def test_one_hot_weights_start_as_small_as_the_papers() -> None:
+    torch.manual_seed(0)
+    (table,) = OneHotFilterBank(500, widths=(3,), filters=4).tables
+    assert table[1:].std().item() == pytest.approx(0.01, rel=0.05)
+    assert not table[0].any()

@@ -79,6 +79,8 @@ def test_no_blocks_and_too_many_are_rejected() -> None:
         parse_blocks([])
     with pytest.raises(ConfigError, match=f"at most {MAX_BLOCKS} blocks; found 1001"):
         parse_blocks(["transformer*999999999"])
+    for texts in (["transformer"] * MAX_BLOCKS, [f"transformer*{MAX_BLOCKS}"]):
+        assert len(parse_blocks(texts)) == MAX_BLOCKS
 
 
 @pytest.mark.timeout(60)
@@ -122,6 +124,10 @@ def test_layers_inside_blocks_are_counted(blocks: list[str]) -> None:
         match=f"model.encoder must have at most {MAX_BLOCKS} layers in all; found {found:,};",
     ):
         read_config(overrides=[f"model.encoder={blocks}"])
+
+
+def test_as_many_layers_as_allowed_are_accepted() -> None:
+    assert read_config(overrides=["model.encoder=[lstm(layers=500)*2]"]).model.encoder
 
 
 def test_parameters_are_counted_before_anything_is_built() -> None:

@@ -418,6 +418,9 @@ def test_a_block_without_a_list_is_known_by_its_builder(own: str) -> None:
     assert read_config(
         overrides=["model.encoder=[own(depth=3, dropout=0.2)]", "model.positions=rotary"]
     ).model.encoder
+    others = "model.decoder=[lstm(attention=additive)]"  # no other block has self-attention
+    for position in ("model.positions=rotary", "model.window=3"):
+        assert read_config(overrides=["model.encoder=[own]", others, position]).model.encoder
     with pytest.raises(ConfigError, match=r"found 'deptj' in 'own\(deptj=3\)'; did you mean depth"):
         read_config(overrides=["model.encoder=[own(deptj=3)]"])
     with pytest.raises(ConfigError, match="must be an integer; found 'deep'"):
