@@ -196,3 +196,17 @@ def test_other_engines_do_not_take_values_of_another_width() -> None:
     positions = model.src_input.positions
     assert _read_stack(model.encoder, positions, "encoder", "ONNX", problems) is None
     assert "values as wide as its keys; found model.value_width=4" in problems[0]
+
+
+@torch.no_grad()
+def test_recorded_weights_have_the_dropout_of_training() -> None:
+    torch.manual_seed(0)
+    attention, x = SelfAttention(8, 2, dropout=0.5), torch.randn(2, 6, 8)
+    with record(attention) as notes:
+        attention(x)
+        attention.eval()
+        attention(x)
+    dropped, whole = (call.weights for call in notes.calls(""))
+    assert (whole > 0).all()
+    torch.testing.assert_close(dropped, 2 * whole * (dropped != 0))
+    assert 0.3 < (dropped == 0).float().mean() < 0.7

@@ -319,3 +319,16 @@ def test_rotation_needs_pairs() -> None:
     config = Config().replace(model={"width": 30, "heads": 6, "positions": "rotary"})
     (problem,) = config.problems()
     assert "must be even for rotary positions; found 5, model.width=30 by model.heads=6" in problem
+
+
+def test_biases_start_small_and_relative_keys_as_large_as_embeddings() -> None:
+    torch.manual_seed(0)
+    trained = TransformerXLBias(8, 32, causal=True)
+    for weight in (
+        T5RelativeBias(16, causal=True).weight,
+        trained.content_bias,
+        trained.position_bias,
+    ):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.2)
+    assert ShawRelativeKeys(64).weight.shape == (33, 64)
+    assert ShawRelativeKeys(64).weight.std().item() == pytest.approx(0.125, rel=0.1)

@@ -84,6 +84,11 @@ def test_structured_pooling_is_the_papers_equation() -> None:
 
 
 @torch.no_grad()
+def test_only_pooling_with_one_query_has_a_bias_by_default() -> None:
+    assert StructuredPooling(4, hops=2).hidden.bias is None
+    assert AttentionPooling(4).hidden.bias is not None
+
+
 def test_attention_pooling_is_one_hop_and_the_mean_with_zero_queries() -> None:
     torch.manual_seed(0)
     layer, x = AttentionPooling(D).double(), sequences()

@@ -51,3 +51,12 @@ def test_every_feature_has_weights_of_its_own() -> None:
             expected = weights @ x[row, :length, feature]
             torch.testing.assert_close(pooled.vectors[row, feature], expected)
     assert (pooled.weights[0, 0] - pooled.weights[0, 1]).abs().max() > 1e-3
+
+
+def test_scores_of_features_are_two_layers_with_elu() -> None:
+    torch.manual_seed(0)
+    pooling, x = MultiDimensionalPooling(3, score_width=5), torch.randn(2, 4, 3)
+    hidden = pooling.hidden(x)
+    hidden = torch.where(hidden > 0, hidden, hidden.exp() - 1)
+    expected = pooling.scores(hidden).softmax(dim=1).transpose(1, 2)
+    torch.testing.assert_close(pooling(x).weights, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -141,3 +143,28 @@ def test_added_losses_are_summed_by_name() -> None:
     context.add_loss("coverage", torch.tensor(2.0))
     assert {name: value.item() for name, value in context.losses.items()} == {"coverage": 3.0}
     assert context.memory_mask() is None
+
+
+def test_rows_are_chosen_with_the_limit_and_the_dropped_positions() -> None:
+    state = replace(cached(length=0), limit=2)
+    for slot in range(10):
+        state = state.append("key", filled(4, slot))
+    assert state.dropped > 0
+    rows, sentences = torch.arange(4), torch.arange(2)
+    for chosen in (state.select(rows), state.reorder(rows), state.keep(sentences)):
+        assert (chosen.length, chosen.limit) == (10, 2)
+        assert chosen.dropped == state.dropped
+        assert torch.equal(chosen.filled("key"), state.filled("key"))
+
+
+def test_the_shorter_of_limit_and_window_is_read() -> None:
+    state = cached(length=10)
+    assert state.recent("key", 1).size(-2) == 10
+    assert state.recent("key", 1, window=4).size(-2) == 5
+    assert replace(state, limit=4).recent("key", 1).size(-2) == 5
+    assert replace(state, limit=4).recent("key", 1, window=2)[1, 0, :, 0].tolist() == [
+        107.0,
+        108.0,
+        109.0,
+    ]
+    assert replace(state, limit=2).recent("key", 3, window=4).size(-2) == 5

@@ -238,3 +238,40 @@ def test_the_description_accounts_for_every_weight() -> None:
     cross = next(row for row in rows if row.path == "decoder.0.cross")
     assert cross.class_name == "CrossAttention"
     assert "key_value.weight 16x8" in cross.shapes
+
+
+def test_every_layer_has_the_dropout_and_epsilon_of_its_own_setting() -> None:
+    config = ModelConfig(
+        encoder=("transformer",),
+        decoder=("transformer",),
+        width=8,
+        heads=2,
+        ffn_width=8,
+        dropout=0.1,
+        attention_dropout=0.2,
+        ffn_dropout=0.3,
+        qk_norm="rms",
+        norm_epsilon=1e-3,
+    )
+    model = build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+    rates = {
+        path: module.dropout for path, module in model.named_modules() if hasattr(module, "dropout")
+    }
+    assert rates["src_input"] == rates["tgt_input"] == 0.1
+    for path in ("encoder.0.self", "decoder.0.self", "decoder.0.cross"):
+        assert rates[path] == 0.2
+        assert rates[f"{path}_residual"] == 0.1
+        attention = model.get_submodule(path)
+        assert attention.query_norm.eps == attention.key_norm.eps == 1e-3
+    for path in ("encoder.0.ffn", "decoder.0.ffn"):
+        assert rates[path] == 0.3
+        assert rates[f"{path}_residual"] == 0.1
+
+
+def test_the_last_block_decides_whether_a_stack_ends_in_a_norm() -> None:
+    blocks = ("transformer", "ffn(residual=post_norm)")
+    sizes = {"width": 8, "heads": 2, "ffn_width": 8, "residual": "pre_norm"}
+    for encoder, ends_in_norm in ((blocks, False), (blocks[::-1], True)):
+        config = ModelConfig(encoder=encoder, decoder=("transformer",), **sizes)
+        model = build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+        assert (model.encoder.norm is not None) == ends_in_norm

@@ -35,3 +35,11 @@ def test_one_recurrent_block_is_enough() -> None:
     model = {"decoder": ("transformer", "gru"), "positions": "sinusoidal"}
     problems = config_of("transformer").replace(model=model).problems()
     assert any("state continues from segment to segment" in each for each in problems), problems
+
+
+@pytest.mark.parametrize(("max_positions", "fits"), [(32, True), (31, False)])
+def test_a_segment_may_be_as_long_as_the_learned_positions(max_positions: int, fits: bool) -> None:
+    model = {"positions": "learned", "max_positions": max_positions}
+    problems = config_of("transformer").replace(model=model, language={"segment": 32}).problems()
+    assert any("found 32 and 31; raise" in each for each in problems) != fits
+    assert any("language.segment must be" in each for each in problems) != fits

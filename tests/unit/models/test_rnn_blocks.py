@@ -189,6 +189,9 @@ def test_attention_is_noted_once_for_all_positions(options: dict[str, object]) -
         layer(x, ForwardContext(memory=memory))
     assert [note.weights.shape for note in notes.calls("cross")] == [(2, 1, 4, 5)]
     assert not notes["cross"].weights[1, :, :, 3:].any()
+    scores = notes["cross"].scores
+    assert scores is not None
+    assert scores.shape == (2, 1, 4, 5)
     with edit(layer, {"cross": heads_off([0])}), record(layer) as off:
         layer(x, ForwardContext(memory=memory))
     assert not off["cross"].output.any()

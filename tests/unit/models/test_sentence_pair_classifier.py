@@ -132,3 +132,9 @@ def test_pooling_sees_real_positions_only(name):
         [torch.cat([reductions[part](row) for part in name.split("_")]) for row in rows]
     )
     torch.testing.assert_close(POOLINGS[name](states, mask), expected)
+
+
+def test_a_word_without_flags_starts_as_its_embedding():
+    weight = build("sequence").flag_embedding.weight
+    assert not weight[0].any()
+    assert weight[1:].any(dim=1).all()
