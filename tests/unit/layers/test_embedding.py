@@ -158,3 +158,12 @@ def test_an_output_matrix_of_its_own_has_the_width_of_the_embedding() -> None:
         assert output.weight.shape == (999, width)
         assert output.weight.std().item() == pytest.approx(width**-0.5, rel=0.05)
         assert output(torch.ones(2, 64)).shape == (2, width)
+
+
+def test_vectors_start_with_the_variance_of_their_own_width() -> None:
+    torch.manual_seed(0)
+    table = Embedding(500, 64, embedding_width=16).weight
+    output = OutputProjection(500, 64, tied=False, embedding_width=16).weight
+    assert output is not None
+    assert table.std().item() == pytest.approx(0.25, rel=0.05)
+    assert output.std().item() == pytest.approx(0.25, rel=0.05)

@@ -7,7 +7,16 @@ import torch
 from torch import nn
 
 from dragoman.layers.feed_forward import GEGLU, FeedForward, SwiGLU
-from dragoman.layers.norms_and_residuals import BatchNorm, RMSNorm, ScaleNorm, T5Norm
+from dragoman.layers.norms_and_residuals import (
+    BatchNorm,
+    LayerNorm,
+    PostNorm,
+    PreNorm,
+    Residual,
+    RMSNorm,
+    ScaleNorm,
+    T5Norm,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,3 +96,17 @@ def test_gated_layers_are_those_of_transformers(gate: type[nn.Module], name: str
         ours.outer.load_state_dict(theirs.down_proj.state_dict())
     x = torch.randn(2, 3, 6)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("kind", [PostNorm, PreNorm])
+def test_locked_dropout_has_one_mask_for_all_positions(kind: type[Residual]) -> None:
+    torch.manual_seed(0)
+    residual = kind(LayerNorm(64), dropout=0.5)
+    residual.locked = True
+    added = residual.add_output(torch.zeros(2, 5, 64), torch.ones(2, 5, 64))
+    assert torch.equal(added, added[:, :1].expand_as(added))
+    assert not torch.equal(added[0], added[1])
+
+
+def test_t5s_norm_has_the_epsilon_of_t5() -> None:
+    assert T5Norm(4).epsilon == 1e-6

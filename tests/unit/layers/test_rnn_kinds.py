@@ -176,3 +176,15 @@ def test_a_slice_does_not_see_the_slices_after_it() -> None:
     changed = x.clone()
     changed[:, 6:] += 1
     torch.testing.assert_close(sliced(changed, None)[:, :6], sliced(x, None)[:, :6])
+
+
+@torch.no_grad()
+def test_dropout_between_the_layers_of_an_sru_acts_in_training_only() -> None:
+    torch.manual_seed(0)
+    rnn, x = SRU(4, 4, layers=2, dropout=0.5), torch.randn(2, 3, 4)
+    state = rnn.zero_state(x)
+    for run in (lambda: rnn.run(x, state).output, lambda: rnn.step(x[:, 0], state).output):
+        rnn.train()
+        assert not torch.equal(run(), run())
+        rnn.eval()
+        assert torch.equal(run(), run())

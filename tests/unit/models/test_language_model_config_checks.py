@@ -43,3 +43,9 @@ def test_a_segment_may_be_as_long_as_the_learned_positions(max_positions: int, f
     problems = config_of("transformer").replace(model=model, language={"segment": 32}).problems()
     assert any("found 32 and 31; raise" in each for each in problems) != fits
     assert any("language.segment must be" in each for each in problems) != fits
+
+
+def test_recurrent_blocks_go_with_relative_positions_of_others() -> None:
+    model = {"decoder": ("transformer", "gru"), "positions": "rotary"}
+    problems = config_of("transformer").replace(model=model).problems()
+    assert not any("state continues" in each for each in problems), problems
