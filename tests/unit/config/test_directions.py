@@ -70,6 +70,18 @@ def test_consistent_settings_are_accepted() -> None:
     both = {"directions": ("de-en", "en-de"), "languages": ("de-en",), **FILES}
     assert problems(**both) == ""
     assert problems(directions=("de-en", "en-de")) == ""  # a finished model needs no files
+    assert (
+        problems(
+            directions=("de-en", "fr-en"),
+            src=("a.de", "a.fr"),
+            tgt=("a.en", "b.en"),
+            languages=("de-en", "fr-en"),
+            valid_src="v.de",
+            valid_tgt="v.en",
+            valid_languages=("de-en",),
+        )
+        == ""
+    )  # validation may leave out a direction
 
 
 def test_tags_need_one_vocabulary() -> None:
