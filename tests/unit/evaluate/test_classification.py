@@ -46,6 +46,7 @@ def test_scores_of_several_labels(seed: int) -> None:
     exact = [bool((one == other).all()) for one, other in zip(predicted, expected, strict=True)]
     assert scores.accuracy == pytest.approx(np.mean(exact))
     assert scores.classes[0].support == expected[:, 0].sum()
+    assert scores.classes[0].predicted == predicted[:, 0].sum()
     assert scores.classes[-1].f1 == 0.0
     assert scores.classes[0].precision == pytest.approx(
         (predicted & expected)[:, 0].sum() / predicted[:, 0].sum()
@@ -170,3 +171,49 @@ def test_thresholds_of_equal_probabilities() -> None:
     probabilities, expected = np.full((8, 1), 0.3), np.array([[True], [False]] * 2 + [[True]] * 4)
     tuned = tune_thresholds(probabilities, expected, by_label=True)
     assert (probabilities >= tuned).all()
+
+
+def test_calibration_error_has_fifteen_bins() -> None:
+    right = np.array([False, True])
+    # 0.605 and 0.66 are in the tenth of fifteen bins, 0.61 and 0.69 in two.
+    found = expected_calibration_error(np.array([0.605, 0.66]), right)
+    assert found == pytest.approx((0.605 - 0.34) / 2)
+    found = expected_calibration_error(np.array([0.61, 0.69]), right)
+    assert found == pytest.approx((0.61 + 0.31) / 2)
+
+
+def test_a_text_without_a_predicted_class_is_calibrated_by_decision() -> None:
+    probabilities, expected = np.array([[0.4, 0.3]]), np.array([[True, False]])
+    scores = score_classes(np.zeros((1, 2), bool), expected, probabilities)
+    assert scores.calibration_error == pytest.approx((0.6 + 0.3) / 2)
+    scores = score_classes(expected, np.ones((1, 2), bool), probabilities)
+    assert scores.calibration_error == pytest.approx((0.6 + 0.7) / 2)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "threshold"),
+    [([0.9, 0.8, 0.7, 0.1], 0.85), ([0.98, 0.94, 0.7, 0.6], 0.3)],
+)
+def test_of_equally_good_thresholds_the_nearest_to_a_half_is_taken(
+    probabilities: list[float], threshold: float
+) -> None:
+    """The first one alone and all four have the same F1, 2/3."""
+    expected = np.array([[True], [False], [False], [True]])
+    tuned = tune_thresholds(np.array(probabilities)[:, None], expected, by_label=False)
+    assert tuned == pytest.approx([threshold])
+
+
+def test_without_examples_the_threshold_is_a_half() -> None:
+    probabilities = np.array([[0.9, 0.8], [0.2, 0.1]])
+    tuned = tune_thresholds(probabilities, np.zeros((2, 2), bool), by_label=False)
+    assert tuned.tolist() == [0.5, 0.5]
+    tuned = tune_thresholds(np.zeros((2, 1)), np.zeros((2, 1), bool), by_label=True)
+    assert tuned.tolist() == [0.5]
+
+
+def test_no_texts_score_zero() -> None:
+    nothing = np.zeros((0, 2), bool)
+    scores = score_classes(nothing, nothing, np.zeros((0, 2)))
+    assert scores.metrics() == dict.fromkeys(
+        ("accuracy", "macro_f1", "micro_f1", "calibration_error"), 0.0
+    )

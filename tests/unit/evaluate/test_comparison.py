@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import sacrebleu
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate.comparison import compare_systems, largest_changes
+from dragoman.evaluate.comparison import SystemScore, compare_systems, largest_changes
 
 REFERENCES = [
     f"The {animal} number {n} sleeps on the old mat."
@@ -93,3 +94,45 @@ def test_a_comparison_turns_into_plain_values() -> None:
         "p": None,
     }
     assert values["moved"][0]["line"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("p", "significant"), [(0.0, True), (0.049, True), (0.05, False), (None, False)]
+)
+def test_a_difference_is_significant_below_five_percent(p: float | None, significant: bool) -> None:
+    assert SystemScore("a", "BLEU", 1.0, 1.0, 0.1, p).is_significant == significant
+
+
+def test_a_score_has_the_mean_and_margin_of_its_samples() -> None:
+    mixed = [*GOOD[:30], *BAD[30:]]
+    found = compare_systems({"bad": BAD, "mixed": mixed}, REFERENCES, samples=100).results
+    each = next(one for one in found if (one.system, one.metric) == ("mixed", "BLEU"))
+    assert each.value == pytest.approx(sacrebleu.corpus_bleu(mixed, [REFERENCES]).score)
+    assert each.mean == pytest.approx(each.value, abs=2)
+    assert 0 < each.margin < 20
+
+
+def test_changes_of_equal_size_are_in_the_order_of_lines() -> None:
+    moved = largest_changes(["a b"] * 4, ["a c", "a b", "c b", "a c"], ["a b"] * 4)
+    assert [each.line for each in moved if each.change == moved[0].change][:2] == [1, 3]
+    lines = [each.line for each in largest_changes(["x"] * 5, ["y z"] * 5, ["y z"] * 5, show=3)]
+    assert lines == [1, 2, 3]
+
+
+def test_short_sentences_are_ranked_by_bleu_of_their_own_order() -> None:
+    before, after, reference = "a cat", "a dog", "a dog"
+    [moved] = largest_changes([before], [after], [reference], by="bleu")
+    scores = [sacrebleu.sentence_bleu(text, [reference]).score for text in (before, after)]
+    assert moved.change == pytest.approx(scores[1] - scores[0])
+    assert scores[1] == pytest.approx(100.0)
+
+
+def test_changes_are_those_of_the_first_two_systems_by_the_chosen_metric() -> None:
+    systems = {"bad": BAD, "new": [GOOD[0], *BAD[1:]], "good": GOOD}
+    options = {"samples": 10, "tokenize": "char", "tgt_lang": "zh"}
+    for by in ("chrf", "bleu"):
+        found = compare_systems(systems, REFERENCES, by=by, **options).moved
+        assert found == tuple(
+            largest_changes(BAD, systems["new"], REFERENCES, by=by, tokenize="char", tgt_lang="zh")
+        )
+        assert [each.line for each in found] == [1]

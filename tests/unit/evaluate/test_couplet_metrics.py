@@ -61,3 +61,27 @@ def test_the_perplexity_of_no_lines_is_one() -> None:
 def test_every_reference_needs_its_first_line() -> None:
     with pytest.raises(DataError, match="found 1 and 3"):
         score_couplets(FIRST[:1], SECOND, SECOND)
+
+
+def test_sentence_bleu_is_the_mean_of_smoothed_scores_of_the_lines() -> None:
+    outputs = ["家人夏雨", "海阔，天空", "四五"]
+    scores = score_couplets(FIRST, outputs, SECOND)
+    metric = sacrebleu.BLEU(
+        tokenize="char", smooth_method="add-k", smooth_value=1, effective_order=True
+    )
+    expected = [
+        metric.sentence_score(output, [reference]).score
+        for output, reference in zip(outputs, SECOND, strict=True)
+    ]
+    assert scores.sentence_bleu.value == pytest.approx(sum(expected) / 3)
+    assert "eff:yes" in scores.sentence_bleu.signature
+    assert scores.to_dict()["sentence_bleu"]["score"] == scores.sentence_bleu.value
+
+
+def test_spaces_around_a_first_line_violate_nothing() -> None:
+    scores = score_couplets([f" {line} " for line in FIRST], SECOND, SECOND)
+    assert scores.any_violation == 0
+
+
+def test_a_perplexity_beyond_all_numbers_is_a_large_one() -> None:
+    assert perplexity_per_character([-1e6], ["春"]) == pytest.approx(math.exp(700))

@@ -248,3 +248,16 @@ def test_unequal_counts_are_reported_in_order(metric) -> None:
         metric(["a", "b", "c"], ["a"])
     with pytest.raises(DataError, match="found 0 lines"):
         metric([], [])
+
+
+@pytest.mark.parametrize(("characters", "warned"), [(49, False), (50, True)])
+def test_fifty_han_characters_without_kana_are_not_japanese(characters: int, warned: bool) -> None:
+    choice = choose_tokenizer("", "ja", ["汉" * characters])
+    assert any("but the references" in each for each in choice.warnings) == warned
+
+
+def test_exact_match_and_sentence_scores_keep_case_and_order() -> None:
+    assert exact_match(["a", "B", "c", "d"], ["a", "b", "c", "x"]) == 0.5
+    found = score_translations(["A cat sat."], ["a cat sat."], lowercase=True)
+    assert found.chrf.value == pytest.approx(100.0)
+    assert score_translations(["A cat sat."], ["a cat sat."]).chrf.value < 100.0

@@ -9,7 +9,10 @@ import pytest
 
 from dragoman.errors import DataError
 from dragoman.evaluate.nb_svm import (
+    COST,
+    INTERPOLATION,
     NBSVM,
+    SMOOTHING,
     BinaryRows,
     NgramVectorizer,
     log_count_ratio,
@@ -41,6 +44,7 @@ def ngrams(text: str) -> set[tuple[str, ...]]:
 
 def test_words_are_lowercase_and_line_breaks_are_spaces():
     assert split_words("It isn't<br />GOOD.") == ["it", "isn't", "good", "."]
+    assert split_words("a<br>b<br/>c") == ["a", "b", "c"]
 
 
 def test_rows_hold_each_texts_distinct_unigrams_and_bigrams():
@@ -142,3 +146,29 @@ def test_ngrams_after_the_last_known_one_are_left_out() -> None:
     vectorizer = NgramVectorizer([["a", "b"]])
     rows = vectorizer.encode([["b", "b"], ["a", "b"], ["z"]])
     assert dense(rows).sum(axis=1).tolist() == [1, 3, 0]
+
+
+def test_the_constants_are_the_papers() -> None:
+    assert (SMOOTHING, COST, INTERPOLATION) == (1.0, 1.0, 0.25)
+    model = NBSVM()
+    assert (model.smoothing, model.cost, model.interpolation) == (1.0, 1.0, 0.25)
+
+
+def test_weights_and_bias_are_interpolated_and_options_are_used() -> None:
+    model = NBSVM(smoothing=0.5, cost=3.0, interpolation=0.4).fit(TEXTS, LABELS)
+    features = NgramVectorizer(map(split_words, TEXTS))
+    positive = np.array([label == "yes" for label in LABELS])
+    ratio = log_count_ratio(features.training_rows, positive, smoothing=0.5)
+    svm = train_svm(features.training_rows, positive, scale=ratio, cost=3.0)
+    (found,) = model._classifiers
+    mixed = 0.6 * np.abs(svm.weights).mean() + 0.4 * svm.weights
+    np.testing.assert_allclose(found.weights, ratio * mixed)
+    assert abs(svm.bias) > 1e-3
+    assert found.bias == pytest.approx(0.4 * svm.bias)
+    # A text without known n-grams has the bias alone.
+    rows = features.encode([["unheard"], ["good"]])
+    assert found.scores(rows)[0] == pytest.approx(found.bias)
+    assert found.scores(rows)[1] == pytest.approx(
+        found.bias + (dense(rows)[1] * found.weights).sum()
+    )
+    assert model.predict(["unheard"]) == ["yes" if svm.bias > 0 else "no"]

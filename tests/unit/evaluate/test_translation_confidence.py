@@ -15,6 +15,7 @@ import torch
 from confidence_kit import CALIBRATION
 
 from dragoman.errors import BundleError
+from dragoman.evaluate.classification import calibration_chance_error, expected_calibration_error
 from dragoman.evaluate.metrics import sentence_chrf
 from dragoman.evaluate.translation_confidence import (
     FEATURES,
@@ -253,6 +254,8 @@ def test_a_map_is_the_same_after_its_file(isotonic: Any) -> None:
         ({"bias": 10**400}, "bias 1000"),
         ({"length_ratio": 0.0}, "length_ratio 0.0"),
         ({"length_ratio": float("inf")}, "length_ratio inf"),
+        ({"length_ratio": 1001.0}, "length_ratio 1001.0"),
+        ({"length_ratio": 0.0009}, "length_ratio 0.0009"),
         ({"weights": [1, 2]}, "weights [1, 2]"),
         ({"weights": {}}, "weights {}"),
         ({"weights": dict.fromkeys(FEATURES, -1.0)}, "mean_log_prob -1.0"),
@@ -292,3 +295,50 @@ def test_sentence_chrf_is_sacrebleus() -> None:
     found = sentence_chrf(["a cat sat", "no"], ["a cat sits", "yes"])
     assert found[0] == sacrebleu.sentence_chrf("a cat sat", ["a cat sits"]).score
     assert found[1] == sacrebleu.sentence_chrf("no", ["yes"]).score
+
+
+@pytest.mark.parametrize("change", [{"length_ratio": 1e3}, {"length_ratio": 1e-3}, {"auroc": 1.0}])
+def test_values_at_the_limit_of_a_map_are_accepted(change: dict[str, Any]) -> None:
+    assert ConfidenceMap.from_dict(MAP.to_dict() | change, "x").to_dict() == MAP.to_dict() | change
+
+
+def test_measures_are_those_of_the_held_out_half() -> None:
+    translations, chrf, sources = drawn(600, lambda mean: 1 / (1 + math.exp(-(2 + 8 * mean))))
+    translations = [
+        each._replace(tokens=["a"] * (1 + at % 13)) for at, each in enumerate(translations)
+    ]
+    found = fit_confidence(translations, chrf, sources)
+    assert found is not None
+    held_out = np.array([zlib.crc32(source.encode()) % 2 == 1 for source in sources])
+    assert found.good_chrf == pytest.approx(float(np.median(chrf)), abs=1e-6)
+    ratios = [
+        (len(each.tokens) + 1) / len(each.src_tokens)
+        for each, held in zip(translations, held_out, strict=True)
+        if not held
+    ]
+    assert found.length_ratio == pytest.approx(float(np.median(ratios)), abs=1e-6)
+    confidence = np.array([found.confidence(**each._asdict()) for each in translations])[held_out]
+    right = np.array([each >= found.good_chrf for each in chrf])[held_out]
+    error = expected_calibration_error(confidence, right, bins=10, equal_mass=True)
+    assert found.calibration_error == pytest.approx(error, abs=1e-6)
+    chance = calibration_chance_error(confidence, bins=10)
+    assert found.chance_error == pytest.approx(chance, abs=1e-6)
+    assert found.auroc == pytest.approx(area_under_roc(confidence, right), abs=1e-6)
+
+
+def test_a_translation_of_the_median_chrf_is_good() -> None:
+    translations, _, sources = drawn(300, lambda mean: 0.5)
+    found = fit_confidence(translations, [40.0] * 100 + [60.0] * 200, sources)
+    assert found is not None
+    assert found.good_chrf == 60.0
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_ten_sentences_of_each_kind_in_each_half_suffice(held_out: bool) -> None:
+    translations, _, _ = drawn(40, lambda mean: 0.5)
+    named = [f"sentence {number}" for number in range(200)]
+    halves = [[each for each in named if zlib.crc32(each.encode()) % 2 == at] for at in (0, 1)]
+    sources = [*halves[held_out][:20], *halves[not held_out][:20]]
+    chrf = [20.0, 80.0] * 20
+    assert fit_confidence(translations, chrf, sources) is not None
+    assert fit_confidence(translations[1:], chrf[1:], sources[1:]) is None
