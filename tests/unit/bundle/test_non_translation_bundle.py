@@ -16,6 +16,7 @@ from dragoman.bundle.non_translation_bundle import (
     check_task_golden,
     largest_difference,
     load_task_text,
+    make_task_golden,
     task_text_files,
 )
 from dragoman.errors import BundleError, CorruptError
@@ -114,6 +115,12 @@ def test_a_flipped_byte_is_noticed(bundle, tmp_path):
     [
         ({"a": [1.0, 2.0]}, {"a": [1.0, 2.5]}, 0.25),
         ({"a": 1.0}, {"b": 1.0}, math.inf),
+        (1000.0, 1001.0, 0.001),
+        (-4, -5.0, 0.25),
+        (0.5, 0.25, 0.25),
+        (0.0, 0.5, 0.5),
+        (1, True, 0.0),
+        ([[1.0], {"a": 3.0}], [[1.5], {"a": 3.0}], 0.5),
         ([1.0], [1.0, 2.0], math.inf),
         ("x", "y", math.inf),
         (True, True, 0.0),
@@ -130,3 +137,33 @@ def test_the_configuration_has_only_its_task_section(bundle):
     assert written["task"] == "tag"
     assert "tag" in written
     assert "classify" not in written
+
+
+def test_outputs_may_differ_by_a_thousandth(bundle):
+    loaded = TaskBundle.load(bundle)
+    assert not loaded.model.training
+    numbers = [0.25, 0.5]
+    golden = {"format": 1, "task": "tag", "cases": [{"input": "a", "output": numbers}]}
+
+    class Fixed:
+        name = "tag"
+        output = numbers
+
+        def golden_outputs(self, model, inputs):
+            return [self.output for _ in inputs]
+
+    task = Fixed()
+    for off, kept in ((0.0, True), (9e-4, True), (1.1e-3, False)):
+        task.output = [0.25, 0.5 + off]
+        if kept:
+            check_task_golden(task, loaded.model, golden, "golden.json")
+        else:
+            with pytest.raises(CorruptError, match=r"case 1 .*found one 0\.0011 off"):
+                check_task_golden(task, loaded.model, golden, "golden.json")
+    task.output = [0.12345678, 0.5]
+    made = make_task_golden(task, loaded.model, ["a"] * 20)
+    assert [case["output"] for case in made["cases"]] == [[0.123457, 0.5]] * 16
+    check_task_golden(task, loaded.model, made, "golden.json")
+    made["cases"].append(made["cases"][0])
+    with pytest.raises(BundleError, match="at most 16 cases"):
+        check_task_golden(task, loaded.model, made, "golden.json")

@@ -18,7 +18,15 @@ from sync_kit import SyncRecorder
 from dragoman.bundle import Bundle, Card, CardScore, write_bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import format_command, write_card
-from dragoman.bundle.golden_vectors import GoldenInput, _case_problem, check_golden, make_golden
+from dragoman.bundle.golden_vectors import (
+    GoldenInput,
+    _case_problem,
+    check_golden,
+    encode_golden,
+    make_golden,
+    read_golden_cases,
+)
+from dragoman.bundle.reader import manifest_parameters
 from dragoman.config import Config
 from dragoman.errors import (
     BundleError,
@@ -741,3 +749,133 @@ def test_other_quantizations_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one of float32, int8; found 'int4'; float32 is exact"):
         write(tmp_path / "m", quantization="int4")
     assert not (tmp_path / "m").exists()
+
+
+def test_golden_log_probabilities_may_differ_by_a_thousandth(tmp_path: Path) -> None:
+    write(tmp_path, golden=["ein mann", "zwei frauen"])
+    bundle = Bundle.load(tmp_path)
+    for off, kept in ((8e-4, True), (-8e-4, True), (1.2e-3, False), (-1.2e-3, False)):
+        golden = json.loads(json.dumps(bundle.golden))
+        golden["cases"][1]["log_probs"][-1] += off
+        if kept:
+            check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
+        else:
+            with pytest.raises(CorruptError, match="case 2"):
+                check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
+
+
+def test_sixteen_golden_cases_are_kept() -> None:
+    config, tokenizers, weights = make()
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    ).eval()
+    model.load_state_dict(weights)
+    inputs = [f"{number} mann" for number in range(18)]
+    golden = make_golden(model, tokenizers, inputs)
+    assert [case["input"] for case in golden["cases"]] == inputs[:16]
+    sizes = len(tokenizers.src), len(tokenizers.tgt)
+    assert read_golden_cases(golden, *sizes, "it") == golden["cases"]
+    golden["cases"].append(golden["cases"][0])
+    with pytest.raises(BundleError, match="at most 16 cases; found 17 of them"):
+        read_golden_cases(golden, *sizes, "it")
+    for case in golden["cases"]:
+        length = len(case["tgt"]) - len(case["src"])
+        assert length <= 50 if case["finished"] else length == 50
+
+
+def test_golden_inputs_are_cut_to_512_tokens() -> None:
+    _, tokenizers, _ = make()
+    tokens = tokenizers.src.encode("mann " * 600)
+    assert encode_golden(tokenizers, "mann " * 600, "") == tokens[:512]
+
+
+@pytest.mark.parametrize(
+    ("count", "parameters"),
+    [(7, 7), (0, 0), (-1, 0), (True, 0), ("7", 0), (10**10, 10**10), (10**10 + 1, 0)],
+)
+def test_a_number_of_parameters_that_cannot_be_is_zero(count: object, parameters: int) -> None:
+    assert manifest_parameters({"parameters": count}) == parameters
+    assert manifest_parameters({}) == 0
+
+
+def test_a_multilingual_bundle_names_its_directions_and_first_target(tmp_path: Path) -> None:
+    config, _, _ = make()
+    config = config.replace(
+        data={"directions": ("de-fr", "fr-de", "en-de")}, text={"language_tags": True}
+    )
+    tokenizers = train_tokenizers(LINES, LINES, config.text, ["de", "fr"])
+    size = len(tokenizers.src)
+    model = build_model(config.model, src_vocab_size=size, tgt_vocab_size=size)
+    write_bundle(tmp_path, config=config, tokenizers=tokenizers, weights=model.state_dict())
+    bundle = Bundle.load(tmp_path)
+    assert bundle.manifest_fields()["directions"] == ["de-fr", "fr-de", "en-de"]
+    assert bundle.default_target == "fr"
+    assert "# Multilingual translator: de-fr, fr-de, en-de" in bundle.card
+    assert 'translate(["…"], target_language="fr")' in bundle.card
+    assert yaml.safe_load(bundle.card.split("---")[1])["language"] == ["de", "en", "fr"]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "title", "call", "tag"),
+    [
+        ("translate", {}, "Translator", 'translate(["…"])', "translation"),
+        ("language", {}, "Language model", 'complete("…")[0].text', "text-generation"),
+        (
+            "language",
+            {"language": {"objective": "masked"}},
+            "Language model",
+            'fill_mask("… <mask> …")',
+            "text-generation",
+        ),
+        ("tag", {}, "Tagger", 'predict(["…"])', "token-classification"),
+        ("sets", {}, "Set model", 'predict(["…"])', "other"),
+    ],
+)
+def test_the_card_shows_how_a_model_of_its_task_is_used(
+    task: str, changes: dict[str, dict[str, object]], title: str, call: str, tag: str
+) -> None:
+    text = write_card(Card(), Config(task=task).replace(**changes), parameters=1)
+    assert f"\n# {title}\n" in text
+    assert call in text
+    assert yaml.safe_load(text.split("---")[1])["pipeline_tag"] == tag
+    assert ("sentences of up to 200 tokens" in text) == (task == "translate")
+
+
+def test_float32_weights_are_not_said_to_be_quantized(tmp_path: Path) -> None:
+    write(tmp_path, manifest_fields={"quantization": "int8", "steps": 3})
+    fields = Bundle.load(tmp_path).manifest_fields()
+    assert fields["steps"] == 3
+    assert "quantization" not in fields
+
+
+def test_several_corpus_files_keep_their_base_names_in_order(tmp_path: Path) -> None:
+    config, tokenizers, weights = make()
+    config = config.replace(data={"pairs": ("/a/one.tsv", "/b/two.tsv")})
+    write_bundle(tmp_path, config=config, tokenizers=tokenizers, weights=weights)
+    assert Bundle.load(tmp_path).config.data.pairs == ("one.tsv", "two.tsv")
+
+
+@pytest.mark.parametrize(
+    ("task", "objective", "command"),
+    [
+        ("translate", None, "translate"),
+        ("language", "causal", "generate"),
+        ("language", "masked", "predict"),
+        ("language", "permuted", "predict"),
+        ("tag", "masked", "predict"),
+    ],
+)
+def test_the_command_of_a_model(task: str, objective: str | None, command: str) -> None:
+    assert layout.model_command(task, objective) == command
+
+
+def test_a_configuration_without_a_task_is_of_translation(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert layout.read_task(tmp_path) == "translate"
+    assert layout.read_command(tmp_path) == "translate"
+    (tmp_path / "config.json").write_text(
+        '{"task": "language", "language": {"objective": "masked"}}'
+    )
+    assert layout.read_command(tmp_path) == "predict"
+    (tmp_path / "config.json").write_text('{"task": "poetry"}')
+    assert layout.read_command(tmp_path) == ""
