@@ -20,7 +20,7 @@ from dragoman.errors import ConfigError, CorruptError
 from dragoman.inference import Engine, NativeEngine, SearchRequest
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.text.special_tokens import EOS, UNK
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 from dragoman.text.tokenizer import Tokenizers
 
 
@@ -173,3 +173,28 @@ def test_first_divergence_has_the_log_probability_gap_of_the_model(parts: Parts)
         float(log_probs[ours.tokens[1]] - log_probs[instead]), abs=1e-4
     )
     assert (found.equal, found.outputs, found.difference) == (0, 1, pytest.approx(0.25))
+
+
+@pytest.mark.parametrize("token", [PAD, BOS, UNK])
+def test_a_token_that_no_output_may_have_is_no_tie(parts: Parts, token: int) -> None:
+    subject = parts.subject()
+    ours, source = subject.single_outputs[0], subject.sources[0]
+    theirs = Hypothesis([ours.tokens[0], token], ours.log_probs[:2], 0.0, False)
+    found = compare_outputs(parts.model, [source], [ours], [theirs])
+    assert found.score_gap == math.inf
+    assert found.to_measurement(9.0).note == "0 of 1 equal; one invalid"
+
+
+def test_the_error_of_outputs_is_the_larger_of_difference_and_gap(parts: Parts) -> None:
+    subject = parts.subject()
+    ours = subject.single_outputs[:2]
+    shifted = [
+        Hypothesis(each.tokens, [p - 0.25 * at for p in each.log_probs], 0.0, each.finished)
+        for at, each in enumerate(ours)
+    ]
+    found = compare_outputs(parts.model, subject.sources[:2], ours, shifted)
+    measured = found.to_measurement(0.5)
+    assert (found.equal, found.score_gap, measured.tolerance) == (2, 0.0, 0.5)
+    assert measured.error == pytest.approx(0.25)
+    assert measured.note == "2 of 2 equal"
+    assert found._replace(score_gap=0.75).to_measurement(0.5).error == 0.75

@@ -393,3 +393,71 @@ def test_a_new_check_is_a_function_and_a_line(parts: Parts) -> None:
         ("SKIP", "it is Sunday"),
     ]
     assert told == ["few", "other"]
+
+
+def test_tolerances_are_those_of_the_documentation(parts: Parts) -> None:
+    exact = dict.fromkeys(("vocabulary sizes", "finite weights", "tokenizer round trip"), 0)
+    rounded = dict.fromkeys(set(CHECKS) - set(exact), 1e-3)
+    expected = rounded | exact | {"bfloat16": 0.5, "int8": 1.0}
+    found = {each.name: each.tolerance for each in run_checks(parts.subject(), CHECKS)}
+    assert found == expected
+
+
+def test_no_more_sentences_are_taken_than_asked_for(parts: Parts) -> None:
+    texts = [f"{'ein ' * (1 + number % 6)}mann" for number in range(20)]
+    assert parts.subject(texts=texts).origin == "16 given sentences"
+    assert parts.subject(texts=["", *texts], sentences=5).origin == "4 given sentences"
+    assert parts.subject(sentences=1).origin == "1 golden sentence and 6 random sentences"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "added"), [((1, 2, 3), 6), ((1, 2, 3, 3), 6), ((1, 2, 3, 4), 0)]
+)
+def test_random_sentences_are_added_to_fewer_than_four_lengths(
+    parts: Parts, lengths: tuple[int, ...], added: int
+) -> None:
+    golden = json.loads(json.dumps(parts.golden))
+    for case, length in zip(golden["cases"], lengths, strict=False):
+        case["src"] = [5] * length
+    del golden["cases"][len(lengths) :]
+    subject = parts.subject(golden=golden)
+    assert [len(each) for each in subject.sources[: len(lengths)]] == list(lengths)
+    assert len(subject.sources) == len(lengths) + added
+
+
+def test_outputs_are_limited_by_the_source_and_the_models_own_limit(parts: Parts) -> None:
+    config = parts.config.replace(decode={"max_length_ratio": 2.0, "max_length_extra": 50})
+    subject = parts.subject(config=config)
+    lengths = [len(source) for source in subject.sources]
+    request = subject.request(BeamSearch(size=1), range(len(lengths)))
+    assert request.limits == [2 * length + 10 for length in lengths]
+    config = parts.config.replace(decode={"max_length_ratio": 1.0, "max_length_extra": 3})
+    limits = parts.subject(config=config).request(BeamSearch(size=1), [1, 0]).limits
+    assert limits == [lengths[1] + 3, lengths[0] + 3]
+
+
+def test_every_sentence_is_in_one_batch_of_eight(parts: Parts) -> None:
+    subject = parts.subject(texts=[f"{'ein ' * (1 + at % 6)}mann" for at in range(11)])
+    batches = list(subject.pairs())
+    assert [len(each.sources) for each in batches] == [8, 3]
+    assert [source for each in batches for source in each.sources] == subject.sources
+    assert all(len(each.targets) == len(each.sources) for each in batches)
+    assert len(set(map(len, batches[0].targets))) > 4, "targets need padding too"
+
+
+def test_attention_to_the_next_but_one_position_alone_is_detected(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first positions are right: only a change of later tokens alone shows it."""
+    original = parts.model.decode
+
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        hidden = original(tgt_in, memory, mask)
+        if hidden.size(1) < 5:
+            return hidden
+        leak = 0.1 * (tgt_in[:, 4:] % 7).unsqueeze(-1)
+        return torch.cat([hidden[:, :2], hidden[:, 2:-2] + leak, hidden[:, -2:]], dim=1)
+
+    monkeypatch.setattr(parts.model, "decode", decode)
+    [finding] = run_checks(parts.subject(), {"causality": model_checks.check_causality})
+    assert finding.verdict == "FAIL"

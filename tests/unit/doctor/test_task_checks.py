@@ -7,6 +7,7 @@ import torch
 from tagging_kit import make_config, make_records
 
 from dragoman.bundle import write_task_bundle
+from dragoman.doctor import task_checks
 from dragoman.doctor.task_checks import TASK_CHECKS, TaskModelUnderTest, run_task_checks
 from dragoman.tasks.tagging import TaggingTask
 
@@ -73,3 +74,27 @@ def test_a_model_without_golden_inputs_skips(subject):
     subject.bundle.golden["cases"] = []
     found = verdicts(subject)
     assert found["golden vectors"] == found["batch independence"] == "SKIP"
+
+
+def test_tolerances_are_those_of_the_documentation(subject):
+    assert {each.name: each.tolerance for each in run_task_checks(subject)} == {
+        "finite weights": 0,
+        "vocabularies and labels": 0,
+        "golden vectors": 1e-3,
+        "batch independence": 1e-3,
+        "repeatable": 0.0,
+        "bfloat16": 0.1,
+    }
+
+
+def test_text_files_that_change_when_they_are_written_again_fail(subject, monkeypatch):
+    written = []
+    original = task_checks.task_text_files
+
+    def changing(task):
+        written.append(task)
+        return original(task) | ({"words.json": b"[]"} if len(written) > 1 else {})
+
+    monkeypatch.setattr(task_checks, "task_text_files", changing)
+    [found] = [each for each in run_task_checks(subject) if each.name == "vocabularies and labels"]
+    assert (found.verdict, found.error, found.note) == ("FAIL", 1, "words.json")

@@ -96,6 +96,7 @@ def test_log_probabilities_are_ours_for_every_setting_that_it_can_express(
         ({"norm": "scale"}, "found ScaleNorm"),
         ({"residual": "scaled"}, "found Scaled"),
         ({"window": 3}, "found 3 and 3"),
+        ({"decoder": ["transformer(window=3)*2"]}, "found 0 and 3"),
         ({"qk_norm": "rms"}, "found RMSNorm"),
         ({"encoder": ["transformer(activation=gelu)", "transformer"]}, "GELU and ReLU"),
         ({"talking_heads": True}, "found self.mix_scores"),

@@ -124,6 +124,9 @@ def test_its_own_classes_and_a_beam_of_its_own_run_from_the_directory_alone(tmp_
         ({"activation": "swiglu"}, "found SwiGLU"),
         ({"norm": "rms"}, "found RMSNorm"),
         ({"norm_epsilon": 0.01}, "found 0.01"),
+        ({"norm_epsilon": 1e-4}, "found 0.0001"),
+        ({"window": 3}, "model.window must be 0, no limit; found 3"),
+        ({"qk_norm": "rms"}, "model.qk_norm must be none"),
         ({"head_width": 4}, "head_width=4"),
         ({"residual": "pre_norm", "final_norm": "off"}, "must end in a norm"),
         ({"residual": "pre_norm", "tie_embeddings": "target"}, "model.tie_embeddings=target"),
@@ -138,6 +141,21 @@ def test_unsupported_models_are_rejected_with_the_reason(
         export_hugging_face(bundle, tmp_path / "out")
     assert found in str(refused.value)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m"], "nothing is left behind"
+
+
+def test_generation_is_that_of_the_models_decode_settings(tmp_path: Path) -> None:
+    out = export_hugging_face(made(tmp_path / "m"), tmp_path / "out").path
+    settings = json.loads((out / "generation_config.json").read_text())
+    assert (settings["num_beams"], settings["length_penalty"]) == (4, 0.6)
+    assert settings["suppress_tokens"] == [0, 1, 3]
+    assert (settings["decoder_start_token_id"], settings["eos_token_id"]) == (1, 2)
+    assert settings["max_length"] == 512
+    config = json.loads((out / "config.json").read_text())
+    assert config["max_position_embeddings"] == 512
+    assert config["dragoman"]["data"]["max_length"] == 200
+    assert config["dragoman"]["text"] == {"kind": "bpe", "normalisation": "nfc"}
+    back = import_marian(out, tmp_path / "back").path
+    assert Bundle.load(back).config.data.max_length == 200
 
 
 def test_existing_path_is_rejected(tmp_path: Path) -> None:

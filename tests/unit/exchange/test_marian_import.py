@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
+from safetensors.torch import load_file, save_file
 
+from dragoman.attention.absolute_positions import SinusoidalHalvesPositions
 from dragoman.bundle import Bundle
 from dragoman.errors import BundleError, CorruptError, DataError, DragomanError
 from dragoman.exchange import marian_import
@@ -200,6 +202,37 @@ def test_imported_model_is_exported_to_ctranslate2_and_hugging_face(
     assert again.parity.equal_fraction == 1.0
 
 
+def test_settings_are_those_of_the_directory(make: Callable[..., Path], tmp_path: Path) -> None:
+    directory = make(num_beams=6, dropout=0.3)
+    change("generation_config.json", "num_beams", 6)(directory)
+    bundle = Bundle.load(import_marian(directory, tmp_path / "mine", texts=[*LINES, *LINES]).path)
+    config = bundle.config
+    assert (config.decode.beam, config.decode.length_penalty) == (6, 1.0)
+    assert config.data.max_length == 256 - 12
+    assert (config.data.src_lang, config.data.tgt_lang) == ("", "")
+    assert (config.model.dropout, config.model.scale_embeddings) == (0.3, True)
+    assert (config.model.residual, config.model.norm_epsilon) == ("post_norm", 1e-5)
+    assert [case["input"] for case in bundle.golden_cases] == [*LINES, *LINES][:8]
+
+
+def test_stored_positions_must_be_sinusoidal(make: Callable[..., Path], tmp_path: Path) -> None:
+    directory = make()
+    weights = load_file(directory / "model.safetensors")
+    table = SinusoidalHalvesPositions(width=32).vectors(0, 256)
+    assert table is not None
+    for off, kept in ((0.0, True), (0.02, False)):
+        stored = weights | {"model.encoder.embed_positions.weight": table + off}
+        save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+        source = read_directory(directory)
+        if kept:
+            assert "model.encoder.embed_positions.weight" in source.weights()
+        else:
+            with pytest.raises(
+                BundleError, match=r"sinusoidal positions .*found others, 0\.02 off"
+            ):
+                source.weights()
+
+
 def lose(name: str) -> Callable[[Path], None]:
     return lambda directory: (directory / name).unlink()
 
@@ -284,6 +317,12 @@ def cut_weights(directory: Path) -> None:
         ),
         (change("vocab.json", "mehr", 10_000), BundleError, "found 10000 for 'mehr'"),
         (without_end, BundleError, "found no </s>"),
+        (change("vocab.json", "mehr", 2), BundleError, "a unique id; found one id twice"),
+        (change("config.json", "pad_token_id", 2), BundleError, "by which pad_token_id is 2"),
+        (change("config.json", "eos_token_id", 2), BundleError, "by which eos_token_id is 2"),
+        (change("generation_config.json", "num_beams", 257), BundleError, "found 257"),
+        (change("config.json", "dropout", 1), BundleError, "dropout 1 that is no number"),
+        (change("config.json", "decoder_attention_heads", 3), BundleError, "not divide d_model 32"),
         (cut_weights, CorruptError, r"model\.safetensors"),
     ],
 )

@@ -12,9 +12,11 @@ import torch
 from model_kit import perturb_weights
 from torch import Tensor, nn
 
-from dragoman.config import ModelConfig
-from dragoman.errors import CorruptError
+from dragoman.config import Config, ModelConfig
+from dragoman.errors import ConfigError, CorruptError
+from dragoman.exchange.ctranslate2_export import position_table_rows, vocabulary_tokens
 from dragoman.exchange.export import require_close_log_probs, require_parity
+from dragoman.exchange.onnx_export import max_exported_positions
 from dragoman.exchange.parity import Parity, measure_parity
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
@@ -227,3 +229,72 @@ def test_an_export_must_reproduce_the_golden_log_probabilities(exact: bool) -> N
     for error in (1.01 * most, math.inf, math.nan):
         with pytest.raises(CorruptError, match=f"within {most:g}; found"):
             require_close_log_probs(error, exact=exact)
+
+
+@pytest.mark.parametrize(("equal", "kept"), [(10, True), (9, True), (8, False)])
+def test_nine_of_ten_outputs_of_an_export_must_be_equal(equal: int, kept: bool) -> None:
+    found = Parity(program="it", sentences=10, equal=equal, difference=0.0)
+    if kept:
+        require_parity(found)
+    else:
+        with pytest.raises(CorruptError, match="at least 90 % of the sentences; found 8 of 10"):
+            require_parity(found)
+
+
+def test_parity_reports_bleu_of_the_model_and_then_of_the_export() -> None:
+    references = ["a b c d e f", "g h i j k l"]
+    outputs = (references, [references[0], "g h i j x y"])
+    pairs = [(text, -1.0) for text in references]
+    found = measure_parity("it", pairs, pairs, outputs, references, "en")
+    assert found.bleu is not None
+    assert found.bleu[0] == pytest.approx(100.0)
+    assert found.bleu[1] < 90
+    lost = found.bleu[0] - found.bleu[1]
+    assert str(found).endswith(
+        f"; BLEU 100.00 native, {found.bleu[1]:.2f} it, difference -{lost:.2f}"
+    )
+    assert found.to_dict() == {
+        "sentences": 2,
+        "equal": 2,
+        "difference": 0.0,
+        "bleu_native": found.bleu[0],
+        "bleu": found.bleu[1],
+    }
+    nothing = Parity(program="it", sentences=0, equal=0, difference=0.0)
+    assert nothing.equal_fraction == 1.0
+    assert "bleu" not in nothing.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("longest", "ratio", "extra", "rows"),
+    [
+        (200, 2.0, 50, 1024),
+        (1000, 2.0, 50, 2052),
+        (1000, 2.0, 9, 2011),
+        (2000, 0.5, 50, 2002),
+    ],
+)
+def test_position_tables_hold_the_longest_source_and_its_longest_output(
+    longest: int, ratio: float, extra: int, rows: int
+) -> None:
+    decode = {"max_length_ratio": ratio, "max_length_extra": extra}
+    config = Config().replace(data={"max_length": longest}, decode=decode)
+    assert position_table_rows(config) == rows
+
+
+@pytest.mark.parametrize(("positions", "exported"), [(300, 300), (2048, 2048), (9000, 2048)])
+def test_graphs_have_at_most_2048_positions(positions: int, exported: int) -> None:
+    config = Config().replace(model={"max_positions": positions})
+    assert max_exported_positions(config) == exported
+
+
+def test_two_tokens_of_one_string_cannot_be_told_apart() -> None:
+    class Repeated:
+        def __len__(self) -> int:
+            return 3
+
+        def tokens(self, ids: range) -> list[str]:
+            return [["a", "b", "a"][each] for each in ids]
+
+    with pytest.raises(ConfigError, match="a distinct string; found 'a' twice"):
+        vocabulary_tokens(Repeated())  # type: ignore[arg-type]
