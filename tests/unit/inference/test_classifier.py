@@ -164,6 +164,21 @@ def test_several_labels_with_thresholds_and_attention_by_label(tmp_path):
         predictor.explain_words("The film is great.", label="nice")
 
 
+def test_labels_above_their_thresholds_come_most_probable_first(tmp_path, monkeypatch):
+    path = write_classifier(tmp_path / "model", multi_label=True, steps=1)
+    predictor = dragoman.load(path, device="cpu")
+    assert predictor.labels == ("negative", "neutral", "positive", "short")
+    predictor.model.thresholds.copy_(torch.tensor([0.2, 0.2, 0.9, 0.2]))
+    values = np.array([[0.3, 0.1, 0.8, 0.7]], np.float32)
+    monkeypatch.setattr(predictor, "_probabilities", lambda *_: values)
+    [found] = predictor.predict(["The film is great."])
+    assert found.labels == ("short", "negative")
+    assert (found.label, found.probability) == ("short", pytest.approx(0.7))
+    assert found.to_line() == "short,negative\t0.7000,0.3000\tThe film is great."
+    assert found.to_line(top=2).split("\t")[::2] == ["positive", "short", "The film is great."]
+    assert list(found.to_dict()["probabilities"]) == ["positive", "short", "negative", "neutral"]
+
+
 def test_truncated_text_has_a_note(han):
     longest = han.config.data.max_length
     word = "film "

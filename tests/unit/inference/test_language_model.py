@@ -100,12 +100,13 @@ def test_a_model_without_memory_reads_the_recent_text_anew(name: str) -> None:
     assert model.complete("a b c d a b c d a b", max_tokens=40)[0].tokens == 40
 
 
-def test_no_position_past_the_segment_is_used() -> None:
-    """A whole segment is read before the last half of it is read anew."""
+@pytest.mark.parametrize("prompt", ["a b", "a b c d e f g", "d c b a h g f e a b c c d"])
+def test_no_position_past_the_segment_is_used(prompt: str) -> None:
+    """The end of a prompt is read, and a whole segment before the last half of it anew."""
     model = predictor_of("transformer", model={"positions": "learned", "max_positions": 8})
     text = model.task.text
-    written = [BOS, *text.encode_prompt("a b")]
-    context, expected = list(written), list[int]()
+    written = [BOS, *text.encode_prompt(prompt)]
+    context, expected = written[-8:], list[int]()
     with torch.no_grad():
         for _ in range(30):
             logits = model.model(torch.tensor([context]))[0, -1]
@@ -113,9 +114,9 @@ def test_no_position_past_the_segment_is_used() -> None:
             expected.append(int(logits.argmax()))
             written.append(expected[-1])
             context = written[-4:] if len(context) == 8 else [*context, expected[-1]]
-    decoder = text.decoder(text.encode_prompt("a b"))
+    decoder = text.decoder(text.encode_prompt(prompt))
     wanted = "".join(decoder.push(token) for token in expected)
-    assert "".join(model.generate("a b", max_tokens=30, temperature=0)) == wanted
+    assert "".join(model.generate(prompt, max_tokens=30, temperature=0)) == wanted
 
 
 def test_scores_equal_a_hand_computation_in_any_batch() -> None:

@@ -4,6 +4,7 @@ rejected.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,82 @@ def test_options_become_the_strategy_that_does_the_work() -> None:
     ] == [4, 7, 2]
     with pytest.raises(ConfigError, match="found 5"):
         TranslationOptions(beam=2, nbest=5).strategy(decode)
+
+
+def test_minimum_bayes_risk_decoding_keeps_equal_samples_or_a_whole_beam() -> None:
+    decode, penalty = CONFIG.decode, WuLengthPenalty(0.6)
+    assert TranslationOptions(mbr="chrf", nbest=3).strategy(decode) == Sampling(
+        seed=1, samples=64, penalty=penalty, epsilon=0.02, distinct=False
+    )
+    assert TranslationOptions(mbr="bleu", samples=8, epsilon=0.0, seed=0).strategy(
+        decode
+    ) == Sampling(seed=0, samples=8, penalty=penalty, epsilon=0.0, distinct=False)
+    assert TranslationOptions(mbr="chrf", beam=6, nbest=2).strategy(decode) == BeamSearch(
+        size=6, nbest=6, penalty=penalty
+    )
+
+
+def test_options_of_sampling_reach_the_draws() -> None:
+    options = TranslationOptions(
+        sample=True, temperature=0.5, top_k=3, top_p=0.9, epsilon=0.1, length_penalty=0.0
+    )
+    assert options.strategy(CONFIG.decode) == Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        seed=1,
+        samples=1,
+        penalty=WuLengthPenalty(0.0),
+        epsilon=0.1,
+        distinct=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "nbest"),
+    [({}, 2), ({"nbest": 3}, 3), ({"beam": 1}, 1), ({"beam": 2}, 2), ({"sample": True}, 1)],
+    ids=str,
+)
+def test_a_runner_up_is_searched_for_where_a_beam_has_one(options: dict, nbest: int) -> None:
+    chosen = TranslationOptions(**options)
+    assert chosen.with_runner_up(CONFIG.decode) == dataclasses.replace(chosen, nbest=nbest)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("beam", 1, 256),
+        ("nbest", 1, 256),
+        ("batch_size", 1, None),
+        ("buffer_size", 1, None),
+        ("top_k", 0, None),
+        ("seed", 0, None),
+        ("no_repeat_ngram_size", 0, None),
+        ("samples", 2, 1024),
+    ],
+)
+def test_integer_options_include_their_bounds(name: str, least: int, most: int | None) -> None:
+    more = {"mbr": "chrf"} if name == "samples" else {}
+    assert getattr(TranslationOptions(**{name: least}, **more), name) == least
+    with pytest.raises(ConfigError, match=f"{name} must be at least {least}; found {least - 1}"):
+        TranslationOptions(**{name: least - 1}, **more)
+    if most is None:
+        return
+    assert getattr(TranslationOptions(**{name: most}, **more), name) == most
+    with pytest.raises(ConfigError, match=f"{name} must be at most {most}; found {most + 1}"):
+        TranslationOptions(**{name: most + 1}, **more)
+
+
+def test_lines_are_batched_in_buffers_of_2048_unless_another_size_is_named() -> None:
+    assert TranslationOptions().buffer_size == 2048
+
+
+def test_equal_lines_are_drawn_independently_in_every_buffer(translator: Translator) -> None:
+    """Of a stream whose length is not known, which is read in buffers that grow."""
+    lines = ["Ein Mann geht."] * 40
+    streamed = translator.stream(iter(lines), sample=True, seed=1)
+    listed = translator.stream(lines, sample=True, seed=1)
+    assert [each.text for each in streamed] == [each.text for each in listed]
 
 
 @pytest.mark.parametrize("name", ["gpu", "meta"])
