@@ -185,5 +185,12 @@ def test_an_alignment_that_is_mostly_zeros_is_left_out_where_it_is_too_large(
     assert whole.notes == ["first", "its alignment is left out: 12 by 15 is more than 100 numbers"]
 
 
+@pytest.mark.parametrize(("columns", "is_kept"), [(1024, True), (1025, False)])
+def test_an_alignment_has_at_most_four_million_numbers(columns: int, is_kept: bool) -> None:
+    block = np.broadcast_to(np.float32(1), (1024, columns))
+    whole = join_translations([Translation(text="x", alignment=block)] * 2, [" "], ())
+    assert (whole.alignment is not None) is is_kept
+
+
 def test_a_file_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert list(input_lines.decode_lines(io.BytesIO("ä\nö".encode()))) == ["ä", "ö"]

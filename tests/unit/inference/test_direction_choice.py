@@ -39,6 +39,17 @@ def test_sources_are_identified_and_targets_follow() -> None:
     assert names(chooser(*FOUR).choose(TEXTS, source="fr")) == ["fr-en"] * 4
 
 
+def test_an_empty_name_of_a_language_is_none() -> None:
+    found = chooser(*FOUR).choose(["This is a house."], source="", target="fr")
+    assert names(found) == ["en-fr"]
+    assert names(chooser(*FOUR).choose(["Das ist"], source="de", target="")) == ["de-en"]
+
+
+def test_a_blank_text_needs_no_language() -> None:
+    several = chooser("en-de", "en-fr", "de-en", identifier=None)
+    assert names(several.choose([" ", ""])) == ["en-de", "en-de"]
+
+
 def test_only_languages_of_the_target_are_candidates() -> None:
     """English text to English is read as one of the languages that are translated into it."""
     assert chooser(*FOUR).choose(["This is a house."], target="en")[0].source in ("de", "fr")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from translator_kit import CONFIG, TEXT, write_random_bundle
 
+from dragoman.attention.recorder import find_attentions, record
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
 from dragoman.config import Config
@@ -19,6 +20,7 @@ from dragoman.errors import BundleError, ConfigError, DivergedError
 from dragoman.inference import Translator
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.models.factory import build_model
+from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(12)]
@@ -30,7 +32,7 @@ def tokenizers() -> Tokenizers:
     return train_tokenizers(TEXT, TEXT, CONFIG.text)
 
 
-def write_other(path: Path, tokenizers: Tokenizers, config: Config) -> Path:
+def write_other(path: Path, tokenizers: Tokenizers, config: Config, **more: Any) -> Path:
     """Write a model of other random weights."""
     torch.manual_seed(8)
     model = build_model(
@@ -41,7 +43,9 @@ def write_other(path: Path, tokenizers: Tokenizers, config: Config) -> Path:
         for name, tensor in model.state_dict().items()
     }
     config = config.replace(decode={"max_length_ratio": 1.0, "max_length_extra": 6})
-    write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, golden=TEXT[:2])
+    write_bundle(
+        path, config=config, tokenizers=tokenizers, weights=weights, golden=TEXT[:2], **more
+    )
     return path
 
 
@@ -110,8 +114,37 @@ def test_an_ensemble_keeps_the_target_language_that_it_was_loaded_with(tmp_path:
     [found] = ensemble.stream(LINES[:1])
     assert found.target_language == "zh"
     assert found.text == ensemble.translate(LINES[:1], target_language="zh")[0]
+    [other] = ensemble.stream(LINES[:1], target_language="en")
+    assert other.target_language == "en"
     with pytest.raises(ConfigError, match="add --to en or --to zh"):
         Translator.load(folders, device="cpu").translate(LINES[:1])
+
+
+def test_an_ensemble_identifies_languages_as_its_first_model_does(tmp_path: Path) -> None:
+    config = CONFIG.replace(data={"directions": ("de-en", "zh-en")}, text={"language_tags": True})
+    tagged = train_tokenizers(TEXT, TEXT, config.text, languages=["en"])
+    identifier = LanguageIdentifier.train({"de": TEXT[:3], "zh": TEXT[3:4]})
+    folders = [
+        write_other(tmp_path / name, tagged, config, identifier=identifier) for name in ("a", "b")
+    ]
+    ensemble = Translator.load(folders, device="cpu")
+    found = ensemble.stream(["Ein Mann", "你好"])
+    assert [each.source_language for each in found] == ["de", "zh"]
+
+
+def test_all_members_have_the_precision_that_is_named(paths: list[Path]) -> None:
+    ensemble = Translator.load(paths, device="cpu", precision="int8")
+    assert ensemble.engine.name == "native-int8 ensemble of 2"
+    engine: Any = ensemble.engine
+    assert [member.precision for member in engine.members] == ["int8", "int8"]
+
+
+def test_recording_one_member_is_noticed(paths: list[Path]) -> None:
+    engine: Any = Translator.load(paths, device="cpu").engine
+    assert not engine.has_hooks
+    for model in engine.models:
+        with record(model, list(find_attentions(model))[:1]):
+            assert engine.has_hooks
 
 
 def test_the_alignment_is_the_mean_of_the_members(paths: list[Path], ensemble: Translator) -> None:
@@ -170,6 +203,8 @@ def test_other_vocabularies_are_rejected_by_name(paths: list[Path], tmp_path: Pa
     assert "same source vocabulary" in str(error.value)
     assert str(paths[0]) in str(error.value)
     assert str(path) in str(error.value)
+    with pytest.raises(BundleError, match="same source vocabulary"):
+        Translator.load([paths[0], paths[0], path], device="cpu")
 
 
 def test_other_languages_are_rejected_by_name(tokenizers: Tokenizers, tmp_path: Path) -> None:
@@ -183,6 +218,8 @@ def test_other_languages_are_rejected_by_name(tokenizers: Tokenizers, tmp_path: 
     ]
     with pytest.raises(BundleError, match=r"from de-en and .* from fr-en"):
         Translator.load(paths, device="cpu")
+    unnamed = write_other(tmp_path / "unnamed", tokenizers, CONFIG)
+    assert Translator.load([paths[0], unnamed], device="cpu").translate(LINES[:1])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dragoman.inference.predictors.language_model import (
     LanguageModel,
     TextScore,
 )
-from dragoman.text.special_tokens import BOS, EOS
+from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 
 def predictor_of(name: str, tokenizer: str = "words", **changes: Any) -> LanguageModel:
@@ -64,20 +64,41 @@ def test_a_byte_model_waits_for_whole_characters() -> None:
 
 def test_greedy_generation_equals_the_most_probable_tokens_of_the_whole_text() -> None:
     """Against logits computed without a cache; the memory covers the whole text."""
-    model = predictor_of("transformer_xl", language={"memory": 60, "eval_memory": 60})
+    model = predictor_of("transformer_xl", language={"memory": 4, "eval_memory": 60})
     text = model.task.text
     ids = [BOS, *text.encode_prompt("a b")]
-    expected = []
+    expected, log_probs = list[int](), list[float]()
     with torch.no_grad():
         for _ in range(15):
             logits = model.model(torch.tensor([ids]))[0, -1]
+            normalizer = float(logits.logsumexp(-1))
             logits[[0, 1, 3]] = -math.inf
             ids.append(int(logits.argmax()))
             expected.append(ids[-1])
+            log_probs.append(float(logits.max()) - normalizer)
     decoder = text.decoder(text.encode_prompt("a b"))
     wanted = "".join(decoder.push(token) for token in expected)
-    assert "".join(model.generate("a b", max_tokens=15, temperature=0)) == wanted
+    chunks = list(model.generate("a b", max_tokens=15, temperature=0))
+    assert "".join(chunks) == wanted
+    assert [chunk.log_prob for chunk in chunks] == pytest.approx(log_probs, abs=1e-4)
     assert "".join(model.generate("a b", max_tokens=15, top_k=1)) == wanted
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(seed=3)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    ("tokenizer", "never"), [("words", {PAD, BOS, UNK}), ("bytes", {PAD, BOS, UNK, EOS})]
+)
+def test_tokens_that_are_no_text_are_never_written(
+    tokenizer: str, never: set[int], sampling: Sampling | None
+) -> None:
+    model = predictor_of("lstm", tokenizer)
+    logits = torch.zeros(4, len(SPECIAL_TOKENS) + 5)
+    logits[:, : len(SPECIAL_TOKENS)] = 20.0
+    tokens, log_probs = model._choose(logits, sampling, 0)
+    assert never.isdisjoint(tokens)
+    assert EOS in never or set(tokens) == {EOS}
+    expected = logits.double().log_softmax(-1)[range(4), tokens].tolist()
+    assert log_probs == pytest.approx(expected)
 
 
 def test_sampling_equals_the_search_of_translation() -> None:
@@ -186,6 +207,39 @@ def test_constraints_that_no_continuation_fulfils_are_an_error() -> None:
         model.generate("a", constraints=[Require(["b"]), Forbid(["b"])])
     with pytest.raises(ConstraintError, match="none of at most 3 tokens under require abcd"):
         model.generate("a", max_tokens=4, constraints=[Require(["abcd"])])
+
+
+def test_white_space_around_a_prompt_is_not_counted_by_constraints() -> None:
+    model = predictor_of("lstm", "bytes")
+    for prompt in ("a b a", " a b a\n"):
+        [found] = model.complete(prompt, max_tokens=30, constraints=[EqualLength()])
+        assert len(found.text.removeprefix(" ")) == 5
+
+
+def test_a_constrained_continuation_has_space_for_its_end() -> None:
+    model = predictor_of("lstm", "bytes")
+    found = model.complete("a", max_tokens=4, n=24, constraints=[Regex("abcd?")])
+    assert {each.text for each in found} == {"abc"}
+    longer = model.complete("a", max_tokens=5, n=24, constraints=[Regex("abcd?")])
+    assert {each.text.removeprefix(" ") for each in longer} == {"abc", "abcd"}
+
+
+def test_constrained_samples_are_independent_of_n() -> None:
+    model = predictor_of("lstm", "bpe")
+    options: dict[str, Any] = {"max_tokens": 20, "seed": 4, "constraints": [Regex("[abc ]{3,9}")]}
+    texts = [each.text for each in model.complete("a b", n=6, **options)]
+    assert len(set(texts)) > 1
+    for n in (1, 2, 4):
+        assert [each.text for each in model.complete("a b", n=n, **options)] == texts[:n]
+
+
+@pytest.mark.parametrize(("name", "most"), [("max_tokens", 1_000_000), ("n", 1024)])
+def test_generation_is_bounded(name: str, most: int) -> None:
+    model = predictor_of("lstm")
+    model.generate("a", **{name: most})
+    for wrong in (most + 1, True):
+        with pytest.raises(ConfigError, match=f"{name} must be an integer from 1 to {most:,}"):
+            model.generate("a", **{name: wrong})
 
 
 def test_the_perplexity_of_impossible_text_is_finite() -> None:

@@ -52,6 +52,17 @@ def test_hypotheses_of_a_beam_weigh_by_their_probability() -> None:
     assert ranked.utilities[0] == pytest.approx(weights[0] * 100 + weights[1] * between)
 
 
+def test_a_length_penalty_does_not_change_the_weights() -> None:
+    """The score of the longer one is higher, and its probability is lower."""
+    texts = ["ein Hund", "eine Katze"]
+    found = [Hypothesis([7], [-1.0], -1.0, True), Hypothesis([7] * 4, [-0.5] * 4, -0.5, True)]
+    ranked = rank_candidates(found, texts, pairwise_chrf, sampled=False)
+    weight = math.exp(-1.0) / (math.exp(-1.0) + math.exp(-2.0))
+    between = CHRF().sentence_score("ein Hund", ["eine Katze"]).score
+    assert ranked.texts == texts
+    assert ranked.utilities[0] == pytest.approx(weight * 100 + (1 - weight) * between, rel=1e-3)
+
+
 def test_truncated_candidates_come_last() -> None:
     found = [hypothesis(-1.0), hypothesis(-2.0, finished=False)]
     ranked = rank_candidates(

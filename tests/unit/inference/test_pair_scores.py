@@ -150,6 +150,77 @@ def test_what_the_model_has_no_positions_for_is_nan(tmp_path: Path, tokenizers: 
     )
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_pair_may_have_as_many_tokens_as_the_model_has_positions(
+    tokenizers: Tokenizers, side: str
+) -> None:
+    text = "Ein Mann geht. 0123456789"
+    count = len(tokenizers.tgt.encode(text))
+    pair = (text, "Ein") if side == "source" else ("Ein", text)
+    for spare, is_scored in ((0, True), (-1, False)):
+        config = CONFIG.replace(model={"positions": "learned", "max_positions": count + 1 + spare})
+        model = build_model(
+            config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+        ).eval()
+        [found] = Translator(model, tokenizers, config).score([pair[0]], [pair[1]])
+        assert math.isfinite(found.log_prob) is is_scored
+        assert any("not scored" in note for note in found.notes) is not is_scored
+
+
+def test_only_more_tokens_than_in_training_are_noted(tokenizers: Tokenizers) -> None:
+    text = "Ein Mann geht. 0123456789"
+    count = len(tokenizers.tgt.encode(text))
+    torch.manual_seed(3)
+    model = build_model(
+        CONFIG.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    ).eval()
+    for longest, notes in (
+        (count, []),
+        (
+            count - 1,
+            [f"{count} tokens are more than the {count - 1} that the model was trained on"],
+        ),
+    ):
+        config = CONFIG.replace(data={"max_length": longest})
+        [found] = Translator(model, tokenizers, config).score([f" {text} "], ["Ein"])
+        assert found.notes == notes
+
+
+def test_the_tag_of_the_target_language_is_a_token_of_the_source() -> None:
+    config = CONFIG.replace(data={"directions": ("de-en", "de-zh")}, text={"language_tags": True})
+    tagged = train_tokenizers(TEXT, TEXT, config.text, languages=["en", "zh"])
+    torch.manual_seed(3)
+    model = build_model(
+        config.model, src_vocab_size=len(tagged.src), tgt_vocab_size=len(tagged.tgt)
+    ).eval()
+    source, target = tagged.src.encode("Ein Mann"), tagged.tgt.encode("Eine Frau")
+    config = config.replace(data={"max_length": len(source)})
+    translator = Translator(model, tagged, config)
+    for language in ("en", "zh"):
+        [found] = translator.score(["Ein Mann"], ["Eine Frau"], target_language=language)
+        src = torch.tensor([[tagged.src.tag_ids[language], *source, EOS]])
+        with torch.no_grad():
+            log_probs = model(src, torch.tensor([[BOS, *target]]))[0].log_softmax(-1)
+        expected = log_probs[range(len(target) + 1), [*target, EOS]].tolist()
+        assert found.log_probs == pytest.approx(expected, abs=1e-4)
+        assert "trained on" in found.notes[0]
+
+
+def test_unknown_tokens_of_the_target_are_noted() -> None:
+    config = CONFIG.replace(
+        text={"tokenizer": "characters", "byte_fallback": False, "vocab_size": 30}
+    )
+    plain = train_tokenizers(["abc def"] * 20, ["abc def"] * 20, config.text)
+    model = build_model(
+        config.model, src_vocab_size=len(plain.src), tgt_vocab_size=len(plain.tgt)
+    ).eval()
+    translator = Translator(model, plain, config)
+    one, two, source = translator.score(["abc", "abc", "ж"], ["aж", "жb ж", "abc"])
+    assert one.notes == ["1 of its target tokens is unknown to the model"]
+    assert two.notes == ["2 of its target tokens are unknown to the model"]
+    assert source.notes == []
+
+
 def test_a_batch_that_does_not_fit_in_memory_is_halved(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 import dragoman
 from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.inference import input_line_buffer
 from dragoman.inference.predictors.base import Predictor
 
 
@@ -92,6 +93,37 @@ def test_a_stream_reads_no_further_than_its_window():
     assert predictor.encoded == 10_000
 
 
+def test_a_batch_has_at_most_16384_padded_characters():
+    found = Counter().predict(["x" * 1024] * 17 + ["y" * 16_385])
+    assert [each.rows for each in found] == [16] * 16 + [1, 1]
+
+
+def test_a_buffer_holds_as_many_inputs_as_it_may():
+    """All inputs of a list are available, so that every buffer is full."""
+    for buffer_size, rows in ((3, [3, 3, 3, 3, 3, 3, 1]), (100, [7] * 7)):
+        found = list(Counter().stream(["abc"] * 7, buffer_size=buffer_size))
+        assert [each.rows for each in found] == rows
+
+
+def test_large_inputs_make_smaller_buffers(monkeypatch):
+    monkeypatch.setattr(input_line_buffer, "MAX_BUFFER_CHARS", 30)
+
+    class Weighing(Counter):
+        def size(self, example):
+            return 10 * len(example)
+
+    read = []
+    stream = Weighing().stream(read.append(each) or each for each in ("a", "b", "c", "d"))
+    next(stream)
+    assert read == ["a", "b", "c"]
+    assert [each.text for each in stream] == ["b", "c", "d"]
+
+
+def test_a_model_predicts_in_evaluation_mode():
+    model = nn.Linear(1, 1, bias=False).train()
+    assert not Counter(model).model.training
+
+
 def test_out_of_memory_halves_the_batch_with_equal_results(caplog):
     predictor = Counter(fits=3)
     texts = [f"{number:04d}" for number in range(64)]
@@ -129,7 +161,8 @@ def test_one_text_is_no_list_of_texts():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("batch_size", 0), ("buffer_size", -1), ("buffer_size", "ten")]
+    ("name", "value"),
+    [("batch_size", 0), ("buffer_size", 0), ("buffer_size", -1), ("buffer_size", "ten")],
 )
 def test_bad_options_are_named(name, value):
     with pytest.raises(ConfigError, match=f"{name} must be an integer from 1; found {value!r}"):

@@ -10,7 +10,7 @@ from dragoman.config import Config, ModelConfig
 from dragoman.config.set_task import SetsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
-from dragoman.inference.predictors.set_model import SetModel
+from dragoman.inference.predictors.set_model import SetModel, SetPrediction
 from dragoman.tasks.sets import SetsTask
 
 
@@ -57,6 +57,13 @@ def test_predictions_have_the_fields_of_their_problem():
     assert sum(part["weight"] for part in clusters[0].components) == pytest.approx(1.0)
     assert len(clusters[0].to_line().split()) == 5
     assert not clusters[0].notes
+
+
+def test_labels_come_most_probable_first():
+    found = SetPrediction(label="b", probabilities={"a": 0.2, "b": 0.7, "c": 0.1})
+    assert found.to_line() == "b\t0.7000"
+    assert found.to_line(top=2) == "b\t0.7000\ta\t0.2000"
+    assert SetPrediction(count=0, rate=0.2).to_line() == "0"
 
 
 def test_images_may_be_rows_of_pixels():

@@ -75,6 +75,13 @@ def test_batches_and_long_inputs_change_nothing_but_their_parts(monkeypatch: Any
     assert parts.notes == ("tagged in 2 parts of at most 3 tokens",)
 
 
+def test_up_to_1024_tokens_are_tagged_together() -> None:
+    whole, parts = entity_tagger().predict([["Anna"] * 1024, ["Anna"] * 1025])
+    assert whole.notes == ()
+    assert parts.notes == ("tagged in 2 parts of at most 1,024 tokens",)
+    assert len(parts.tags) == len(parts.probabilities) == 1025
+
+
 def test_parts_of_a_long_input_have_columns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     tagger = entity_tagger("pos")
     first = TaggedSentence(tokens=["in", "Bonn", "West"], column=["Y", "X", "X"])
@@ -104,6 +111,7 @@ def test_an_empty_token_is_an_error() -> None:
 def test_segmentation_returns_words() -> None:
     found, spaced = segmenter().predict(["猫喜欢自然", "猫 喜欢自然"])
     assert found.words == spaced.words == ("猫", "喜欢", "自然")
+    assert segmenter().predict([["猫", "", "喜欢自然"]])[0].words == found.words
     assert found.to_line() == "猫 喜欢 自然"
     assert found.to_dict()["words"] == ["猫", "喜欢", "自然"]
     assert "spans" not in found.to_dict()
