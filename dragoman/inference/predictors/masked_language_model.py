@@ -130,9 +130,11 @@ class MaskedLanguageModel(LanguageModel):
 
     def _score(self, texts: Iterable[str]) -> Iterator[TextScore]:
         for text in texts:
+            if not text:
+                yield TextScore(text=text, log_prob=0.0, tokens=0, notes=(EMPTY_NOTE,))
+                continue
             log_prob, tokens = self.task.pseudo_log_likelihood(self.model, text)
-            notes = () if tokens else (EMPTY_NOTE,)
-            yield TextScore(text=text, log_prob=log_prob, tokens=tokens, notes=notes)
+            yield TextScore(text=text, log_prob=log_prob, tokens=tokens)
 
     def length(self, encoded: EncodedText) -> int:
         """Return the number of tokens."""

@@ -269,6 +269,8 @@ def test_an_explanation_of_a_cut_text_says_so(han: Subject, tagger: Subject, mon
     monkeypatch.setattr(tagger_module, "MAX_TOKENS", 3)
     found = tagger.predictor.explain(tagger.example)
     assert "first 3 of 7 tokens are explained" in found.missing["text"]
+    tokens = tagger.predictor.predict([tagger.example])[0].tokens
+    assert [token.text.strip() for token in found.source.tokens[:3]] == list(tokens[:3])
 
 
 def test_mistakes_are_named(han: Subject, tagger: Subject, pairs: Subject) -> None:

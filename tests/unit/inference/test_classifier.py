@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import dragoman
 from dragoman.attention.recorder import record
+from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, DataError
 from dragoman.inference.predictors.classifier import Classifier
 from tests.classifier_kit import BAD, GOOD, reviews, write_classifier
@@ -177,6 +179,25 @@ def test_labels_above_their_thresholds_come_most_probable_first(tmp_path, monkey
     assert found.to_line() == "short,negative\t0.7000,0.3000\tThe film is great."
     assert found.to_line(top=2).split("\t")[::2] == ["positive", "short", "The film is great."]
     assert list(found.to_dict()["probabilities"]) == ["positive", "short", "negative", "neutral"]
+
+
+def test_without_a_label_the_most_probable_one_is_explained(tmp_path):
+    path = write_classifier(tmp_path / "model", multi_label=True, steps=60)
+    predictor = dragoman.load(path, device="cpu")
+    predictor.model.thresholds.fill_(1.0)
+    text = "The film is great."
+    [found] = predictor.predict([text])
+    assert found.labels == ()
+    assert predictor.explain_words(text).label == next(iter(found.probabilities)) == "positive"
+
+
+def test_the_text_is_that_of_the_field_of_training_unless_another_is_named(flat):
+    record = Record(Path("a.jsonl"), 1, {"text": "one", "review": "two", "title": "three"})
+    config = flat.config.replace(data={"text_field": "review"})
+    predictor = Classifier(flat.model, type(flat.task)(config, flat.task.text))
+    assert predictor.read_record(record) == "two"
+    assert predictor.read_record(record, text_field="title") == "three"
+    assert predictor.read_record(Record(Path("a.txt"), 1, {"text": "one"})) == "one"
 
 
 def test_truncated_text_has_a_note(han):

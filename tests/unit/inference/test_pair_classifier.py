@@ -58,6 +58,28 @@ def test_batching_does_not_change_results(interaction):
     assert set(first.to_dict()) == {"label", "probabilities", "score"}
 
 
+def test_a_score_is_the_mean_of_the_scores_of_training_by_their_probability():
+    """Those of training are 1 to 5."""
+    model = classifier_of()
+    batch = model.task.batch_pairs(model.encode(PAIRS))
+    with torch.no_grad():
+        output = model.model(batch.token_ids, batch.flags, batch.lengths)
+    expected = (output.score.softmax(1) * torch.tensor([1.0, 2, 3, 4, 5])).sum(1).tolist()
+    assert [each.score for each in model.predict(PAIRS)] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_length_of_a_pair_counts_both_padded_sentences():
+    model = classifier_of()
+    assert [model.length(each) for each in model.encode(PAIRS)] == [8, 12, 2]
+
+
+def test_named_fields_come_before_those_of_training():
+    model = classifier_of(first_field="a", second_field="b")
+    record = record_of(a="one", b="two", c="three")
+    assert model.read_record(record) == ("one", "two")
+    assert model.read_record(record, text_field="c", second_field="a") == ("three", "one")
+
+
 def test_a_line_has_a_tab_and_a_record_two_fields():
     model = classifier_of()
     assert model.read_record(record_of(text="one\ttwo")) == ("one", "two")
@@ -121,6 +143,8 @@ def test_an_explanation_has_the_weights_of_both_directions():
     lines = found.to_text().splitlines()
     assert lines[0] == found.prediction.to_line()
     assert lines[2].split("\t")[0] == "A"
+    for line, weights in zip(lines[6:], found.second_weights, strict=True):
+        assert line.split("\t")[1] == found.first[int(weights.argmax())]
     with pytest.raises(ConfigError, match=r"found pairs\.interaction=none"):
         classifier_of(interaction="none").explain_words(PAIRS[0])
 

@@ -28,9 +28,9 @@ from translator_kit import (
 
 from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
-from dragoman.inference import Translator
+from dragoman.inference import TranslationOptions, Translator
 from dragoman.inference.batch_translator import Repetition, find_repetition
-from dragoman.inference.line_segments import split_lines, target_gap
+from dragoman.inference.line_segments import Segment, split_lines, target_gap
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import EOS, PAD
@@ -274,6 +274,19 @@ def test_the_length_limit_leaves_space_for_a_forced_prefix(tokenizers: Tokenizer
     )
     assert found.text.startswith("Eine Frau")
     assert found.text.count("Eine Frau") == 1
+
+
+def test_only_a_forced_prefix_may_repeat_itself(tokenizers: Tokenizers) -> None:
+    """It is forced on the first segment, and those after it may repeat nothing."""
+    options = TranslationOptions(no_repeat_ngram_size=1, prefix_ids=[300, 300, 301])
+    segments = [Segment(0, 0, "ab", [5, 6]), Segment(0, 1, "ab", [5, 6])]
+    batches = build_copying_translator(tokenizers)._batch_translator
+    request = batches.build_request(segments, options, options.strategy(CONFIG.decode))
+    assert request.prefixes == [[300, 300, 301], []]
+    first, second = request.constraints
+    assert first.allowed((300, 300), 9).all()
+    assert not first.allowed((300, 300, 301), 9)[[300, 301]].any()
+    assert not second.allowed((300,), 9)[300]
 
 
 def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers) -> None:

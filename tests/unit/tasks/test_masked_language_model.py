@@ -20,6 +20,8 @@ from dragoman.config.language_model import LanguageConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
+from dragoman.inference.predictors.language_model import EMPTY_NOTE, LanguageModel
+from dragoman.inference.predictors.masked_language_model import NO_MASK_NOTE, MaskFilling
 from dragoman.models.masked_language_model import MaskedLM
 from dragoman.tasks.language_model import LanguageTask
 from dragoman.tasks.masked_language_model import MaskedBatch, MaskedLanguageTask
@@ -230,6 +232,32 @@ def test_masks_are_filled_in(name: str) -> None:
             assert one[0].probability == pytest.approx(two[0].probability, abs=1e-5)
     (everything,) = task.fill_masks(model, ["<mask>"], top=99)[0].guesses
     assert sum(guess.probability for guess in everything) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_mask_has_five_guesses_and_in_predictions_ten() -> None:
+    task = masked_task("masked", [" ".join("abcdefghijkl")])
+    model = LanguageModel(task.build_model(), task)
+    text = "a <mask> c <mask>"
+    filled = model.fill_mask(text)
+    assert [len(guesses) for guesses in filled.guesses] == [5, 5]
+    found, plain = model.predict([text, "a b c"])
+    assert isinstance(found, MaskFilling)
+    assert [len(guesses) for guesses in found.masks] == [10, 10]
+    assert found.to_line() == found.filled == filled.text
+    assert found.to_line(top=2) == " | ".join(
+        " ".join(f"{token} {probability:.4f}" for token, probability in guesses[:2])
+        for guesses in found.masks
+    )
+    assert plain.notes == (NO_MASK_NOTE,)
+
+
+def test_an_empty_text_has_no_pseudo_log_likelihood() -> None:
+    task = masked_task("masked", ["the cat sat"])
+    model = LanguageModel(task.build_model(), task)
+    empty, other = model.score(["", "the cat"])
+    assert (empty.log_prob, empty.tokens, empty.notes) == (0.0, 0, (EMPTY_NOTE,))
+    assert other.log_prob < 0
+    assert other.notes == ()
 
 
 def test_texts_that_cannot_be_filled_in_are_named() -> None:

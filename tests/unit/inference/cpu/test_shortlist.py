@@ -6,7 +6,8 @@ import itertools
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -126,6 +127,40 @@ def test_a_shared_vocabulary_lists_each_token_for_itself() -> None:
     found = counted(shared_vocab=True)
     assert all(piece in _list(found, piece) for piece in range(30))
     assert EOS in found.allowed_tokens([])
+
+
+def test_a_hundred_common_tokens_and_fifty_of_each_source_token_are_listed() -> None:
+    """The most frequent of each, and those that occur with a source token most often."""
+    pairs = [([5], list(range(10, 10 + last))) for last in range(1, 201)]
+    found = Shortlist.count(pairs, src_vocab_size=6, tgt_vocab_size=300, shared_vocab=False)
+    assert _list(found, 5) == list(range(10, 60))
+    assert found.common_tokens.tolist() == [*range(len(SPECIAL_TOKENS)), *range(10, 110)]
+
+
+def test_pairs_with_more_than_256_tokens_on_a_side_are_not_counted() -> None:
+    tokenizers: Any = CharacterTokenizers(CharacterTokenizer(), CharacterTokenizer())
+    for length, expected in ((256, [5, 6]), (257, [6])):
+        for first, second in (("a" * length, "a"), ("a", "a" * length)):
+            pairs = [SimpleNamespace(src=first, tgt=second), SimpleNamespace(src="b", tgt="b")]
+            corpus: Any = SimpleNamespace(pairs=lambda pairs=pairs: iter(pairs))
+            found = build_shortlist(corpus, tokenizers)
+            assert sorted(found.token_lists.tolist()) == expected
+
+
+class CharacterTokenizer:
+    """Writes "a" as 5 and "b" as 6."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [[5 + "ab".index(char) for char in text] for text in texts]
+
+
+class CharacterTokenizers(NamedTuple):
+    src: CharacterTokenizer
+    tgt: CharacterTokenizer
+    shared_vocab = False
 
 
 def test_no_pairs_are_no_shortlist() -> None:

@@ -1,0 +1,71 @@
+"""Evaluation of models of other tasks: what is scored, counted, changed and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman._version import __version__
+from dragoman.errors import ConfigError, DataError
+from dragoman.inference.task_evaluation import TaskEvaluation, evaluate_task
+from dragoman.tasks.base import TaskScore
+from tests.classifier_kit import reviews, write_classifier
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_classifier(tmp_path_factory.mktemp("models") / "flat", steps=60)
+
+
+def write_records(path: Path, records: list[dict[str, str]]) -> Path:
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in records), encoding="utf-8")
+    return path
+
+
+def review_fields(count: int) -> list[dict[str, str]]:
+    return [dict(each.fields) for each in reviews(count, seed=5)]
+
+
+def test_examples_are_those_that_were_scored(model: Path, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "test.jsonl", review_fields(20))
+    found = evaluate_task(model, [path], device="cpu")
+    assert (found.task, found.examples, found.skipped) == ("classify", 20, {})
+    assert found.loss is not None
+    assert found.loss > 0
+    assert all(each.signature.endswith(f"dragoman:{__version__}") for each in found.scores)
+    assert [each.name for each in found.scores] == list(found.to_dict()["scores"])
+
+
+def test_settings_of_the_task_and_of_data_may_be_changed(model: Path, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "test.jsonl", review_fields(30))
+    plain = evaluate_task(model, [path], device="cpu")
+    short = evaluate_task(model, [path], device="cpu", overrides=["data.max_length=4"])
+    assert short.loss != pytest.approx(plain.loss)
+    same = evaluate_task(model, [path], device="cpu", overrides=["classify.dropout=0.1"])
+    assert same.loss == pytest.approx(plain.loss)
+    with pytest.raises(ConfigError, match="a setting of classify or data in an evaluation; found "):
+        evaluate_task(model, [path], device="cpu", overrides=["train.steps=1"])
+
+
+def test_a_test_set_must_be_named_and_hold_examples(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="evaluated on labelled files; found none"):
+        evaluate_task(model, [], device="cpu")
+    with pytest.raises(DataError):
+        evaluate_task(model, [write_records(tmp_path / "test.jsonl", [])], device="cpu")
+
+
+def test_the_speed_is_in_examples_per_second() -> None:
+    found = TaskEvaluation(
+        task="classify",
+        scores=[TaskScore("accuracy", 0.5, "x")],
+        loss=1.0,
+        examples=30,
+        unit="examples",
+        seconds=4.0,
+        skipped={},
+        rows=[],
+    ).to_dict()
+    assert found["speed"] == {"seconds": 4.0, "examples_per_second": 7.5}
+    assert "table" not in found
