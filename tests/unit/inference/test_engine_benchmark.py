@@ -13,14 +13,19 @@ import torch
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
+from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
-from dragoman.inference import NativeEngine, SearchRequest, Translator
+from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_benchmark
 from dragoman.inference import engine_selection as opening_module
 from dragoman.inference.cpu.model_conversion import INT8, convert_model
-from dragoman.inference.engine_benchmark import measure_throughput, select_fastest_engine
+from dragoman.inference.engine_benchmark import (
+    list_engines,
+    measure_throughput,
+    select_fastest_engine,
+)
 from dragoman.inference.engine_selection import describe_engine, open_engines
 from dragoman.models.factory import build_model
 from dragoman.text.tokenizer import train_tokenizers
@@ -106,6 +111,72 @@ def test_each_search_and_precision_is_measured_for_itself(path: Path, tmp_path: 
             )
             assert choice is not None
             assert choice.from_cache is expected
+
+
+def test_another_model_or_number_of_threads_is_measured_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.load(path)
+
+    def is_cached(*names: str) -> bool:
+        engines = {name: SlowEngine(name, 0.0) for name in names}
+        choice = select_fastest_engine(engines, bundle, GreedySearch(), cache=tmp_path)
+        assert choice is not None
+        assert set(choice.rates) == set(names)
+        return choice.from_cache
+
+    assert [is_cached("one", "two"), is_cached("two", "one")] == [False, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 77)
+        assert not is_cached("one", "two")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_benchmark, "model_digest", lambda bundle: "another")
+        assert not is_cached("one", "two")
+    assert is_cached("one", "two")
+    assert not is_cached("one")
+
+
+def test_a_warm_up_is_not_measured() -> None:
+    engine = SlowEngine("one", 0.0)
+    measure_throughput(engine, [[5, 6]], GreedySearch(), seconds=0.0)
+    assert engine.asked == 2
+
+
+def test_the_native_engine_is_listed_with_its_highest_throughput(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates = {"native (1 x 2 threads)": 20.0, "native (2 x 1 thread)": 50.0, "other (2)": 40.0}
+    names = {SlowEngine(name, 0.0): name for name in rates}
+    monkeypatch.setattr(
+        engine_benchmark, "measure_throughput", lambda engine, *_: rates[names[engine]]
+    )
+    bundle = Bundle.load(path)
+    engines = {name: engine for engine, name in names.items()}
+    choice = select_fastest_engine(engines, bundle, GreedySearch())
+    assert choice is not None
+    assert choice.name == "native (2 x 1 thread)"
+    [native] = list_engines(bundle, GreedySearch())
+    assert (native.name, native.rate, native.chosen) == ("native", 50.0, True)
+
+
+def test_a_shortlist_leaves_out_exported_engines(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        opening_module, "choose_engine", lambda bundle, requested, *_: asked.append(requested)
+    )
+    for side in ("src", "tgt"):
+        (tmp_path / side).write_text("\n".join(LINES) + "\n", "utf-8")
+    native, engine = open_engines(
+        Bundle.load(path),
+        torch.device("cpu"),
+        shortlist=ParallelFiles(tmp_path / "src", tmp_path / "tgt"),
+    )
+    assert asked == ["native"]
+    assert engine is native
+    assert native.shortlist is not None
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{broken", "\xff"])

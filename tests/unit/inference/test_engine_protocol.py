@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import subprocess
 import threading
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from dragoman.config import Config
+from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.sampling import Sampling
@@ -136,6 +138,55 @@ def test_unsupported_options_fall_back_to_the_native_engine_and_are_reported_onc
     ]
     assert len(said) == 3
     assert "the engine echo cannot sample: the native engine is used" in said
+
+
+class FailingEngine(Echo):
+    """Raises an error for every batch of more than some sentences."""
+
+    workers = client_threads = 1
+
+    def __init__(self, error: Exception, *, fits: int = 0) -> None:
+        super().__init__()
+        self.error, self.fits, self.calls = error, fits, 0
+
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        self.calls += 1
+        if len(request.sources) > self.fits:
+            raise self.error
+        return super().generate(request)
+
+
+def test_an_engine_that_fails_is_replaced_for_good(
+    native: NativeEngine, tokenizers: Tokenizers, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = FailingEngine(RuntimeError("broken\nin detail"))
+    translator = Translator(native, tokenizers, config, engine=failing)
+    expected = Translator(native, tokenizers, config).translate(LINES)
+    for _ in range(2):
+        assert translator.translate(LINES) == expected
+        assert translator.engine is native
+    assert failing.calls == 1
+    assert caplog.text.count("the engine echo failed (broken): the native engine is used") == 1
+
+
+def test_an_engine_without_memory_for_a_batch_is_kept(
+    native: NativeEngine, tokenizers: Tokenizers, config: Config
+) -> None:
+    tight = FailingEngine(torch.OutOfMemoryError("out of memory"), fits=1)
+    translator = Translator(native, tokenizers, config, engine=tight)
+    assert translator.translate(LINES) == LINES
+    assert translator.engine is tight
+
+
+def test_beams_of_more_than_32_and_models_in_training_run_as_they_are(
+    native: NativeEngine,
+) -> None:
+    model = copy.deepcopy(native.model)
+    engine = NativeEngine(lambda: model)
+    assert engine.inference_model(BeamSearch(32)).model is not model
+    assert engine.inference_model(BeamSearch(33)).model is model
+    model.train()
+    assert engine.inference_model(BeamSearch(4)).model is model
 
 
 def test_a_native_engine_loads_its_model_when_it_is_needed(

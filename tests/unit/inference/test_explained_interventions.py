@@ -16,6 +16,7 @@ from dragoman.explain.attribution import METHODS
 from dragoman.explain.head_analysis import heads_switched_off
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.inference import Translator
+from dragoman.text.special_tokens import EOS
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 SENTENCE = "Eine Frau steht!"
@@ -124,6 +125,7 @@ def test_heads_are_off_in_the_whole_explanation(translator: Translator) -> None:
     found = translator.ablate(explanation, ["x1.0"])
     both = translator.explain(SENTENCE, beam=2, off=["x0.1", "x1.0"])
     assert found.text == both.translation
+    assert found.score["sum"] == pytest.approx(both.score["sum"], abs=1e-4)
     assert translator.ablate(explanation, ["x0.1"]).sum_change == 0.0
 
 
@@ -168,6 +170,27 @@ def test_stored_explanation_supports_interventions(translator: Translator) -> No
     assert stored.effect == found.effect
     assert [step.forced for step in stored.steps] == [step.forced for step in found.steps]
     assert stored.steps[0].forced
+
+
+def test_interventions_keep_the_length_penalty_of_their_explanation(
+    translator: Translator,
+) -> None:
+    explanation = translator.explain(SENTENCE, beam=3, length_penalty=2.0)
+    assert translator.ablate(explanation, []).score == pytest.approx(explanation.score, abs=1e-4)
+    step = explanation.steps[0]
+    token = next(token for token, _, _ in step.top if token not in (step.id, EOS))
+    branch = translator.branch(explanation, 0, token)
+    assert branch.request["length_penalty"] == 2.0
+    assert branch.request["beam"] == 3
+    other = translator.branch(explanation, 0, token, beam=2, length_penalty=0.0)
+    assert (other.request["beam"], other.request["length_penalty"]) == (2, 0.0)
+
+
+def test_a_text_in_two_segments_is_explained_by_its_first(translator: Translator) -> None:
+    found = translator.explain(f"{SENTENCE}\nEin Mann geht.")
+    assert found.missing["text"].startswith("Segment 1 of 2 is explained")
+    assert found.translation == translator.explain(SENTENCE).translation
+    assert "text" not in translator.explain(SENTENCE).missing
 
 
 def test_sampling_is_repeated_with_its_seed(translator: Translator) -> None:

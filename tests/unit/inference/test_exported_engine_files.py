@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from confidence_kit import add_calibration
 from exchange_kit import LINES, begins_alike, build_exportable_model, run_readme
 from sync_kit import SyncRecorder
 
@@ -31,6 +32,7 @@ from dragoman.inference.engine_selection import choose_engine, open_engine
 from dragoman.inference.exported_engine_files import (
     engine_digest,
     list_engine_names,
+    model_digest,
     publish_engine,
 )
 from dragoman.storage.atomic import FileRecord, hash_file
@@ -379,6 +381,42 @@ def test_an_engine_that_computes_something_else_is_not_used(bundle: Path) -> Non
         case["log_probs"] = [number - 1.0 for number in case["log_probs"]]
     with pytest.raises(CorruptError, match=r"found 1\.00"):
         open_engine(loaded, "ctranslate2-float32")
+
+
+def test_an_engine_may_drift_by_twice_its_error_at_export(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least by 0.002, which is another release or machine and not another model."""
+    export_ctranslate2(bundle, quantization="float32")
+    loaded = Bundle.load(bundle)
+    verify, facts, shifted = engine_selection.verify_engine, dict[str, float](), 0.0
+    monkeypatch.setattr(engine_selection, "verify_engine", lambda *found: verify(*found) | facts)
+    for error, shift, is_used in (
+        (0.0, 0.0018, True),
+        (0.0, 0.0022, False),
+        (0.1, 0.19, True),
+        (0.1, 0.21, False),
+    ):
+        for case in loaded.golden["cases"]:
+            case["log_probs"] = [number + shifted - shift for number in case["log_probs"]]
+        shifted, facts["golden_error"] = shift, error
+        if is_used:
+            assert open_engine(loaded, "ctranslate2-float32").name == "ctranslate2-float32"
+            continue
+        with pytest.raises(CorruptError, match="of the golden vectors"):
+            open_engine(loaded, "ctranslate2-float32")
+
+
+def test_a_model_that_searches_by_beams_stays_on_the_native_engine(bundle: Path) -> None:
+    export_ctranslate2(bundle, quantization="float32")
+    config = Bundle.load(bundle).config.replace(decode={"beam": 2})
+    searching: Any = SimpleNamespace(path=bundle, config=config)
+    assert choose_engine(searching, "auto", torch.device("cpu")) is None
+
+
+def test_a_calibration_makes_no_engine_stale(bundle: Path, tmp_path: Path) -> None:
+    calibrated = add_calibration(bundle, tmp_path / "calibrated")
+    assert model_digest(Bundle.load(calibrated)) == model_digest(Bundle.load(bundle))
 
 
 def test_an_engine_that_computes_nan_is_not_used(

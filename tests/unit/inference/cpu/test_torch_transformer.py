@@ -321,3 +321,22 @@ def test_without_packed_kernels_plain_matmul_is_used(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(target, raise_runtime_error)
     weight, x = torch.randn(512, 300), torch.randn(2, 300)
     torch.testing.assert_close(packed_linear(weight, None)(x), x @ weight.t(), atol=1e-3, rtol=1e-4)
+
+
+def test_packed_matmul_that_differs_from_the_plain_one_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = "dragoman.inference.cpu.packed_linear._run_packed_linear"
+    monkeypatch.setattr(target, lambda x, **_: torch.zeros(len(x), 512))
+    weight, x = torch.randn(512, 300), torch.randn(2, 300)
+    torch.testing.assert_close(packed_linear(weight, None)(x), x @ weight.t(), atol=1e-3, rtol=1e-4)
+
+
+@needs_int8
+def test_inputs_beyond_seven_bits_are_clamped_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    torch.manual_seed(0)
+    linear = int8_linear(torch.randn(24, 16), None, ActivationRange(-1.0, 1.0))
+    at_the_end = linear(torch.ones(1, 16))
+    torch.testing.assert_close(linear(torch.full((1, 16), 1.8)), at_the_end)
+    torch.testing.assert_close(linear(torch.full((1, 16), -1.8)), linear(-torch.ones(1, 16)))
