@@ -30,6 +30,8 @@ def joined(split: SplitText) -> str:
         ("¿Qué tal? ¡Bien! Vamos.", ["¿Qué tal?", "¡Bien!", "Vamos."]),
         ("Er kam. „Gut“, sagte er. «Oui.» Non.", ["Er kam.", "„Gut“, sagte er.", "«Oui.»", "Non."]),
         ("Sie kam 1979. Er ging 1981.", ["Sie kam 1979.", "Er ging 1981."]),
+        ("He ate cakes etc... Then he left.", ["He ate cakes etc...", "Then he left."]),
+        ("They chose plan b. It worked.", ["They chose plan b.", "It worked."]),
         ("One sentence", ["One sentence"]),
         ("", [""]),
         ("...", ["..."]),
@@ -55,6 +57,9 @@ def test_sentences_of_many_scripts(text: str, sentences: list[str]) -> None:
         "The U.S. Army and the U.K. Navy met.",
         "Он жил в XIX в. и т.д. до конца.",
         "Siehe Abb. 3 und vgl. Kap. 12.",
+        "The owner (Mr. Smith) and “Dr. No” came.",
+        "“Really?” (he asked) and left.",
+        "“Stop!” “or else,” he said.",
     ],
 )
 def test_abbreviations_initials_and_decimals_do_not_end_a_sentence(text: str) -> None:
@@ -136,6 +141,8 @@ def test_accents_and_joined_emoji_are_not_torn() -> None:
     assert split_long_text(text, lambda part: len(part) <= 3).texts == ["e\u0301"] * 5
     family = "👩\u200d👩\u200d👧"
     assert split_long_text(family * 2, lambda part: len(part) <= 5).texts == [family, family]
+    sun = "\u2600\ufe0f"  # a variation selector makes it an emoji
+    assert split_long_text(sun * 3, lambda part: len(part) <= 3).texts == [sun] * 3
 
 
 def test_a_character_that_never_fits_is_kept() -> None:

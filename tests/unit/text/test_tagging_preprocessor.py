@@ -13,7 +13,7 @@ import pytest
 from dragoman.config import Config
 from dragoman.config.config import TextConfig
 from dragoman.config.tag import TOKEN_FEATURES, TagConfig
-from dragoman.errors import BundleError
+from dragoman.errors import BundleError, DataError
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tagging_preprocessor import (
     TaggedSentence,
@@ -48,7 +48,14 @@ def build(**settings: Any) -> TaggingPreprocessor:
 
 @pytest.mark.parametrize(
     ("word", "shape"),
-    [("The", "Xxx"), ("NATO", "XX"), ("1,234.5", "d,dd.d"), ("e-mail", "x-xx"), ("", "")],
+    [
+        ("The", "Xxx"),
+        ("NATO", "XX"),
+        ("1,234.5", "d,dd.d"),
+        ("e-mail", "x-xx"),
+        ("a.b.c.d.e.f", "x.x.x.x.x."),  # ten characters at most
+        ("", ""),
+    ],
 )
 def test_word_shapes(word: str, shape: str) -> None:
     assert word_shape(word) == shape
@@ -83,6 +90,21 @@ def test_words_are_lowercased_and_characters_are_not() -> None:
     upper, lower = text.character_ids(["The", "the"])
     assert upper[0] != lower[0]
     assert (upper[1:] == lower[1:]).all()
+
+
+def test_digits_are_kept_unless_they_are_normalized() -> None:
+    text = build(normalize_digits=False)
+    known, other, unseen = text.word_ids(["42", "43", "99"])
+    assert UNK not in (known, other)
+    assert known != other
+    assert unseen == UNK
+
+
+def test_a_feature_value_that_occurs_once_is_unknown() -> None:
+    (suffixes,) = build(features=("suffix1",)).features
+    assert suffixes.tokens[4:] == ("t", "e")
+    (columns,) = build(input_field="pos").features
+    assert columns.tokens[4:] == ("CD", "DT", "NN", "VB")
 
 
 def test_long_words_keep_their_beginning_and_end() -> None:
@@ -140,6 +162,22 @@ def test_features_of_decomposed_letters_are_those_that_were_learnt() -> None:
     np.testing.assert_array_equal(
         text.character_ids(decomposed.tokens), text.character_ids(composed.tokens)
     )
+
+
+def test_what_is_learnt_from_decomposed_letters_is_normalized() -> None:
+    config = Config(task="tag", text=TextConfig(vocab_size=100, normalization="nfc"))
+    word = unicodedata.normalize("NFD", "été")
+    text = TaggingPreprocessor.build(config, [TaggedSentence(tokens=[word], tags=["X"])])
+    assert UNK not in text.word_ids(["été"])
+    assert text.characters.tokens[4:] == ("é", "t")
+
+
+def test_vectors_of_another_width_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("the 1 2\ncat 3 4\n")
+    for width in (1, 3):
+        with pytest.raises(DataError, match=rf"tag\.word_width={width} dimensions; found 2"):
+            build(vectors=str(path), word_width=width)
 
 
 def test_a_lowercased_vocabulary_has_the_vectors_of_capitalized_words(tmp_path: Path) -> None:

@@ -99,4 +99,5 @@ def test_a_label_twice_is_rejected():
 def test_normalization_forms():
     assert normalize_text("é", "nfc") == "é"
     assert normalize_text("ﬁ", "nfkc") == "fi"
+    assert normalize_text("ﬁ", "nfc") == "ﬁ"
     assert normalize_text("é", "none") == "é"

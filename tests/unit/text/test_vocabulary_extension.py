@@ -97,6 +97,31 @@ def test_characters_are_extended_by_characters_the_most_frequent_first() -> None
     assert extend_tokenizer(old, make_lines(1), 5, text).digest == old.digest  # nothing to add
 
 
+def test_characters_count_as_often_as_their_words_occur() -> None:
+    text = config("characters", 40)
+    old = Tokenizer.train(make_lines(1), text)
+    new = extend_tokenizer(old, ["β β β β αα"], 1, text)
+    assert new.tokens(range(len(old), len(new))) == ["β"]
+
+
+def test_characters_rarer_than_the_coverage_stay_unknown() -> None:
+    text = TextConfig(
+        tokenizer="characters", vocab_size=40, byte_fallback=False, character_coverage=0.98
+    )
+    old = Tokenizer.train(make_lines(1), text)
+    new = extend_tokenizer(old, ["β" * 99 + "α"], 9, text)
+    assert new.tokens(range(len(old), len(new))) == ["β"]
+
+
+def test_new_text_is_normalized_before_it_is_learnt_from() -> None:
+    text = TextConfig(
+        tokenizer="characters", vocab_size=40, byte_fallback=False, normalization="nfc"
+    )
+    old = Tokenizer.train(make_lines(1), text)
+    new = extend_tokenizer(old, ["e\u0301 e\u0301"], 9, text)
+    assert new.tokens(range(len(old), len(new))) == ["é"]
+
+
 def test_each_vocabulary_learns_from_its_own_side() -> None:
     text = config("bpe", 45)
     tokenizers = Tokenizers(*(Tokenizer.train(make_lines(seed), text) for seed in (1, 2)))
@@ -116,4 +141,6 @@ def test_pairs_stay_within_scripts_lengths_and_counts() -> None:
     }
     assert learn_pairs(words, 9) == [("▁", "a"), ("n", "\u0303")]
     assert learn_pairs(words, 9, known={"▁a"}) == [("n", "\u0303")]
+    assert learn_pairs({("x" * 8, "y" * 8): 2}, 9) == [("x" * 8, "y" * 8)]  # 16 characters
+    assert learn_pairs({("行", "く"): 2}, 9) == [("行", "く")]  # Japanese mixes its scripts
     assert learn_pairs({("a", "a", "a", "a"): 3}, 9) == [("a", "a"), ("aa", "aa")]

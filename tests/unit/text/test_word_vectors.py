@@ -56,6 +56,7 @@ def test_the_first_of_several_spellings_gives_a_lowercased_word_its_vector(tmp_p
         (b"the 1 2\ncat 1\n", r"line 2 must have a word and 2 numbers.*found 2 columns"),
         (b"the 1 2\ncat 1 x2\n", r"line 2 must have numbers.*found 'x2'"),
         (b"the 1 nan\n", r"line 1 must have finite numbers.*found 'nan'"),
+        (b"the 1 2\ncat inf 2\n", r"line 2 must have finite numbers.*found 'inf'"),
         (b"the 1 2\ncat 1 \xff\n", r"line 2 must be UTF-8.*found byte 0xff"),
         (b"", r"must hold word vectors.*found an empty file"),
         (b"the\n", r"line 1 must have a word and its numbers.*found 1 columns"),
