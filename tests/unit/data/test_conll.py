@@ -49,6 +49,13 @@ def test_conll_of_two_columns_and_of_one(tmp_path: Path) -> None:
     assert list(read_records([write(tmp_path / "c.conll", "\n\n")])) == []
 
 
+@pytest.mark.parametrize("name", ["a.conll", "a.iob", "a.bio", "A.CONLL"])
+def test_files_of_tokens_are_known_by_their_names(tmp_path: Path, name: str) -> None:
+    (record,) = read_records([write(tmp_path / name, "He PRP O\nran VBD O\n")])
+    assert record.fields["tokens"] == ["He", "ran"]
+    assert record.fields["pos"] == ["PRP", "VBD"]
+
+
 def test_a_conll_line_with_other_columns_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "Yes UH O\n\nHe PRP O\nruns VBZ\nfast RB O\n\nNo UH O\n")
     with pytest.raises(DataError, match=r"a\.conll line 4 must have 3 columns, as line 3.*found 2"):

@@ -99,6 +99,34 @@ def test_length_ratio(tmp_path: Path) -> None:
     assert problems(corpus_of(tmp_path, src, tgt)) == {"length ratio": (2, [51, 61])}
 
 
+@pytest.mark.parametrize(
+    ("length", "is_found"), [(19, False), (20, True), (59, True)], ids=lambda value: f"{value}"
+)
+def test_a_ratio_counts_from_twenty_characters_on(
+    tmp_path: Path, length: int, is_found: bool
+) -> None:
+    src, tgt = sentences(300)
+    src[70], tgt[70] = "z", "y" * length
+    assert ("length ratio" in problems(corpus_of(tmp_path, src, tgt))) == is_found
+
+
+def test_a_ratio_is_odd_from_three_times_the_usual_on(tmp_path: Path) -> None:
+    src = [f"{number:0100d}" for number in range(40)]
+    tgt = [line[1:] + "x" for line in src]
+    tgt[10], src[20] = "x" * 290, "y" * 290
+    tgt[11], src[21] = "x" * 310, "y" * 310
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"length ratio": (2, [12, 22])}
+
+
+def test_a_ratio_is_odd_from_six_deviations_on_where_ratios_vary(tmp_path: Path) -> None:
+    """The median deviation is that of 1.284 times the length; 6 * 1.4826 are 9.2 times."""
+    src = [f"{number:01000d}" for number in range(99)]
+    tgt = ["x" * (1000, 1284, 779)[number % 3] for number in range(99)]
+    src += ["a" * 1000, "b" * 1000]
+    tgt += ["c" * 8000, "d" * 10_500]
+    assert problems(corpus_of(tmp_path, src, tgt))["length ratio"] == (1, [101])
+
+
 def test_scripts_of_different_density_are_no_outliers(tmp_path: Path) -> None:
     _, tgt = sentences(300)
     src = ["中" * (len(line) // 5) for line in tgt]
@@ -129,6 +157,8 @@ def test_tokenised_text(tmp_path: Path, text: str) -> None:
     src, tgt = sentences(300)
     tgt[40] = text + " " + tgt[40] if "." not in text else tgt[40] + text[-2:]
     assert problems(corpus_of(tmp_path, src, tgt))["already tokenized text"] == (1, [41])
+    swapped = corpus_of(tmp_path, tgt, src, "swapped")
+    assert problems(swapped)["already tokenized text"] == (1, [41])
 
 
 @pytest.mark.parametrize(

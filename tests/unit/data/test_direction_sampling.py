@@ -71,3 +71,7 @@ def test_a_plan_has_the_examples_as_often_as_given() -> None:
         np.array_equal(plan.batch(Cursor(3, number)), batch) for number, batch in enumerate(epoch)
     )
     assert 0 <= plan.padding_fraction(0) < 0.5
+    longest = np.maximum(made.src_lengths, made.tgt_lengths) + 1
+    assert all(len(batch) * longest[batch].max() <= 400 for batch in epoch)
+    other = SampledPlan(made, examples, batch_tokens=400, seed=2)
+    assert not np.array_equal(np.concatenate(other.epoch(3)), np.concatenate(epoch))

@@ -41,7 +41,17 @@ def test_the_digest_covers_every_field():
     relabelled = InMemoryExamples(
         sequences={"words": [[1, 2, 3], [4], [], [5, 6]]}, values={"label": np.array([0, 1, 1, 1])}
     )
-    assert len({first, moved.digest, relabelled.digest}) == 3
+    labels = np.array([0, 1, 1, 0])
+    others = [
+        InMemoryExamples(sequences={"words": words}, values={"label": values})
+        for words, values in (
+            ([[1, 2, 3], [4], [], [5, 7]], labels),
+            ([[1, 2, 3], [4], [], [5, 6]], labels.astype(np.int32)),
+            ([[1, 2, 3], [4], [], [5, 6]], labels[:, None]),
+        )
+    ]
+    digests = {first, moved.digest, relabelled.digest, *(each.digest for each in others)}
+    assert len(digests) == 6
 
 
 def test_an_empty_store_pads_to_nothing():

@@ -68,6 +68,10 @@ def test_several_labels_and_several_files(tmp_path):
     report = check_labels(read_rows([one, two]))
     assert report.multi_label
     assert report.labels == {"x": 3, "y": 3}
+    few = write(
+        tmp_path / "few.jsonl", ['{"text": "b", "labels": ["x"]}', '{"text": "c", "labels": []}']
+    )
+    assert check_labels(read_rows([few])).multi_label
     assert lines_by_code(report)["duplicate"] == [2, "two.jsonl:1"]
     assert lines_by_code(report)["contradiction"] == ["two.jsonl:2"]
 
@@ -127,8 +131,9 @@ def test_the_columns_can_be_named(tmp_path):
 def test_texts_of_a_language_model_have_no_labels(tmp_path):
     """Empty and short lines recur in any text."""
     long = "one two three four five six seven eight"
-    path = write(tmp_path / "t.txt", ["= Title =", "", long, "= Title =", "", long])
-    held_out = write(tmp_path / "v.txt", ["= Title =", long])
+    title = "= The title of a book ="
+    path = write(tmp_path / "t.txt", [title, "", long, title, "", long])
+    held_out = write(tmp_path / "v.txt", [title, long])
     report = check_labels(read_rows([path]), held_out=read_records([held_out]), task="language")
     assert lines_by_code(report) == {"broken": [], "duplicate": [6], "leak": [3, 6]}
     assert report.labels == {}

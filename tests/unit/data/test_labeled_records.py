@@ -149,6 +149,12 @@ def test_a_header_names_every_column_once(tmp_path, row, is_header):
     assert len(list(read_records([path]))) == (2 if is_header else 3)
 
 
+def test_the_first_of_several_spellings_of_a_name_is_taken(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"Text": "first", "TEXT": "second"}\n')
+    (record,) = read_records([path])
+    assert find_field(record, "", setting="data.text_field") == "Text"
+
+
 def test_a_repeated_column_is_an_error(tmp_path):
     path = write(tmp_path / "x.csv", "text,Text,label\nfirst,second,1\n")
     with pytest.raises(DataError, match=r"line 1 must name each column once; found column text tw"):

@@ -54,6 +54,7 @@ def test_unique_counts_characters_and_parts_share_none(monkeypatch):
     for part in ("train", "valid"):
         found = UniqueProblem(1, part=part).generate(np.arange(2000), 10)
         assert set(found.sizes) == set(range(6, 11))
+        assert set(found.targets) == set(range(1, 11))
         for row, size, count in zip(shown[-1], found.sizes, found.targets, strict=True):
             assert len(set(row[:size])) == count
     assert shown[0].max() < 1000 <= shown[1].min()
@@ -65,7 +66,7 @@ def test_clusters_have_the_distribution_of_their_parameters():
     assert found.sizes.max() <= 500
     log_weights, means, deviations = np.split(found.targets, [1, 3], axis=2)
     np.testing.assert_allclose(np.exp(log_weights).sum(axis=1), 1, rtol=1e-5)
-    assert np.abs(means).max() <= 4
+    assert 3.9 < np.abs(means).max() <= 4
     assert np.all(deviations == np.float32(0.3))
     residuals = []
     for points, size, centers in zip(found.elements, found.sizes, means, strict=True):
@@ -92,6 +93,9 @@ def test_epochs_differ_and_a_batch_has_one_padded_size():
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(600))
     again = GeneratedPlan(store, batch_tokens=4096, seed=1)
     np.testing.assert_array_equal(again.batch(Cursor(1, 2)), plan.batch(Cursor(1, 2)))
+    other = GeneratedPlan(store, batch_tokens=4096, seed=2)
+    order = [other.batch(Cursor(1, index)) for index in range(other.batches(1))]
+    assert not np.array_equal(np.concatenate(order), seen[1])
     assert 0 < plan.padding_fraction(0) < 0.3
 
 
@@ -114,6 +118,21 @@ def test_the_digest_of_sets_covers_how_they_are_divided():
         FileSets(np.split(elements, [size]), targets, features=2).digest for size in range(7)
     }
     assert len(digests) == 7
+
+
+def test_the_digest_of_generated_sets_covers_what_they_are_a_function_of():
+    stores = [
+        GeneratedSets(problem, count)
+        for problem in (
+            ClusteringProblem(1, part="train"),
+            ClusteringProblem(2, part="train"),
+            ClusteringProblem(1, part="valid"),
+            ClusteringProblem(1, part="train", components=5),
+            MaximumProblem(1, part="train"),
+        )
+        for count in (50, 60)
+    ]
+    assert len({store.digest for store in stores}) == 10
 
 
 def test_every_character_fills_the_same_box():

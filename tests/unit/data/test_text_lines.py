@@ -281,6 +281,34 @@ def test_an_archive_that_expands_without_limit_is_an_error(tmp_path: Path) -> No
     assert len(everything(honest, max_line_bytes=1 << 30, limits=limits)) == 1
 
 
+def test_every_window_of_an_archive_has_its_own_ratio(tmp_path: Path) -> None:
+    """What is hard to compress at the beginning does not hide what expands after it."""
+    content = os.urandom(1 << 20).hex().encode() + b"a\n" * (4 << 20)
+    path = written(tmp_path / "x.gz", gzip.compress(content))
+    with pytest.raises(DataError, match="more than 20 times its size"):
+        everything(
+            path,
+            max_line_bytes=1 << 30,
+            limits=DecompressionLimits(ratio=20, window_bytes=3 << 20),
+        )
+
+
+def test_usual_limits_allow_any_text() -> None:
+    limits = DecompressionLimits()
+    assert (limits.total_bytes, limits.ratio, limits.window_bytes) == (2**40, 200, 64 * 2**20)
+
+
+def test_the_end_of_a_name_in_capitals_is_a_compression_too(tmp_path: Path) -> None:
+    assert texts(written(tmp_path / "X.TXT.GZ", gzip.compress(b"a\n"))) == ["a"]
+
+
+def test_the_largest_usual_dictionary_of_xz_is_accepted(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 64 << 20}]  # as of xz -9
+    with lzma.open(tmp_path / "x.xz", "wb", filters=filters) as file:
+        file.write(b"a\n")
+    assert texts(tmp_path / "x.xz") == ["a"]
+
+
 def test_the_total_is_capped(tmp_path: Path) -> None:
     path = written(tmp_path / "x.gz", gzip.compress(os.urandom(1 << 20).hex().encode()))
     with pytest.raises(DataError, match=r"more than 100000 bytes; found \d+ and more"):
