@@ -41,6 +41,12 @@ def test_a_word_as_written_precedes_its_lower_case(tmp_path: Path) -> None:
         read_word_vectors(path, {"fish": 4})
 
 
+def test_case_counts_unless_words_are_lowercased(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("The 1 1\ncat 2 2\n")
+    assert read_word_vectors(path, IDS).ids.tolist() == [5]
+
+
 def test_the_first_of_several_spellings_gives_a_lowercased_word_its_vector(tmp_path: Path) -> None:
     """Files are sorted by frequency: The comes long before THE."""
     path = tmp_path / "vectors.txt"
