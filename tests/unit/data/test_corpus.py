@@ -404,6 +404,23 @@ def test_corpora_from_a_configuration() -> None:
     assert (valid.max_line_bytes, valid.on_bad_line) == (99, "skip")
 
 
+def test_validation_files_have_languages_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "v.tsv").write_text("hello\thallo\n")
+    path = str(tmp_path / "v.tsv")
+    config = DataConfig(
+        pairs=path,
+        languages=("de-en",),
+        valid_pairs=path,
+        valid_languages=("en-de",),
+        directions=("de-en", "en-de"),
+    )
+    assert [pair[1:] for pair in build_corpus(config, "valid").pairs()] == [
+        ("hello", "hallo", "en-de"),
+        ("hallo", "hello", "de-en"),
+    ]
+    assert [pair.direction for pair in build_corpus(config, "train").pairs()] == ["de-en", "en-de"]
+
+
 @pytest.mark.parametrize(
     ("part", "flag"),
     [("train", "--src FILE --tgt FILE"), ("valid", "--valid-src FILE --valid-tgt FILE")],

@@ -59,6 +59,14 @@ def test_every_pair_is_there_and_small_directions_are_repeated_evenly() -> None:
     assert np.array_equal(sample_examples(made, 1.0, seed=1), np.arange(len(made)))
 
 
+def test_directions_of_one_size_repeat_pairs_of_their_own_choice() -> None:
+    """Both directions of a file pair repeating the same lines would see fewer sentences."""
+    made = build_store({"de-en": 1000, "fr-en": 90, "en-fr": 90})
+    counts = np.bincount(sample_examples(made, 5.0, seed=1))
+    assert counts[1000:1090].sum() == counts[1090:].sum()
+    assert not np.array_equal(counts[1000:1090], counts[1090:])
+
+
 def test_a_plan_has_the_examples_as_often_as_given() -> None:
     made = build_store(SIZES)
     examples = sample_examples(made, 2.0, seed=1)

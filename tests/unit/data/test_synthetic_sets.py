@@ -118,6 +118,8 @@ def test_the_digest_of_sets_covers_how_they_are_divided():
         FileSets(np.split(elements, [size]), targets, features=2).digest for size in range(7)
     }
     assert len(digests) == 7
+    changed = FileSets(np.split(elements + 1, [3]), targets, features=2)
+    assert changed.digest not in digests
 
 
 def test_the_digest_of_generated_sets_covers_what_they_are_a_function_of():

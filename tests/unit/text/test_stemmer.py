@@ -25,3 +25,7 @@ def test_other_words_do_not():
     assert (
         len({stem(word) for word in ("man", "woman", "dog", "dress", "grass", "sing", "is")}) == 7
     )
+
+
+def test_double_vowels_stay():
+    assert stem("bamboos") == stem("bamboo") == "bamboo"
