@@ -45,6 +45,59 @@ def test_transformer_xl_has_the_sizes_of_wikitext_2() -> None:
     assert language.clamp_distance == language.segment + language.memory - 1
 
 
+def test_transformer_xl_has_the_dropouts_of_the_replications() -> None:
+    config = read_config(recipe="dai2019_lm", task="language")
+    language, train = config.language, config.train
+    assert (language.embedding_dropout, language.input_dropout) == (0.2, 0.6)
+    assert (language.output_dropout, language.locked_dropout) == (0.5, True)
+    assert (train.learning_rate, train.schedule, train.warmup_steps) == (6e-4, "cosine", 3000)
+    assert (train.beta2, train.max_grad_norm, train.steps) == (0.99, 0.25, 50_000)
+
+
+def test_bytes_are_scored_with_a_memory_four_times_as_long() -> None:
+    config = read_config(recipe="dai2019_bytes", task="language")
+    model, language, train = config.model, config.language, config.train
+    assert (model.decoder, model.width, model.heads) == (("transformer*8",), 512, 8)
+    assert (language.segment, language.memory) == (512, 512)
+    assert language.eval_memory == 4 * language.memory
+    assert language.clamp_distance == language.segment + language.memory - 1
+    assert (train.learning_rate, train.max_grad_norm) == (5e-4, 0.25)
+    assert train.batch_tokens == 32 * language.segment
+
+
+def test_awd_lstm_has_the_papers_regularization() -> None:
+    config = read_config(recipe="merity2018", task="language")
+    model, language, train = config.model, config.language, config.train
+    layer = "residual_connection=false, weight_dropout=0.5, locked_dropout=true"
+    assert model.decoder == (f"lstm({layer}, dropout=0.2)*2", f"lstm({layer}, dropout=0.0)")
+    assert (model.width, model.embedding_width) == (1152, 400)
+    assert (language.embedding_dropout, language.input_dropout) == (0.1, 0.65)
+    assert (language.output_dropout, language.locked_dropout) == (0.4, True)
+    assert (language.activation_penalty, language.temporal_penalty) == (2.0, 1.0)
+    assert train.batch_tokens == 80 * language.segment == 5600
+    assert (train.beta1, train.beta2, train.max_grad_norm) == (0.8, 0.99, 0.25)
+
+
+def test_gpt_has_the_papers_numbers() -> None:
+    config = read_config(recipe="radford2018", task="language")
+    model, language, train = config.model, config.language, config.train
+    assert (model.decoder, model.width, model.heads) == (("transformer*12",), 768, 12)
+    assert (model.ffn_width, model.activation, model.residual) == (3072, "gelu", "post_norm")
+    assert (model.positions, model.max_positions, language.segment) == ("learned", 512, 512)
+    assert (model.dropout, model.attention_dropout, language.input_dropout) == (0.1, 0.1, 0.1)
+    assert (train.learning_rate, train.schedule, train.warmup_steps) == (2.5e-4, "cosine", 2000)
+    assert (train.weight_decay, train.max_grad_norm) == (0.01, 1.0)
+    assert train.batch_tokens == 64 * 512
+
+
+def test_the_reformer_has_twice_as_many_buckets_as_windows() -> None:
+    config = read_config(recipe="kitaev2020_lm", task="language")
+    (block,) = config.model.decoder
+    assert block == "reformer(layers=6, rounds=4, buckets=128, window=64, ffn_chunks=4)"
+    assert config.language.segment == config.model.max_positions == 64 * 128 // 2
+    assert config.language.eval_stride == config.language.segment // 2
+
+
 @pytest.mark.parametrize(
     ("xl", "plain"), [("dai2019_lm", "vaswani2017_lm"), ("dai2019_bytes", "vaswani2017_bytes")]
 )

@@ -66,6 +66,46 @@ def test_the_paper_models_have_the_papers_numbers() -> None:
         assert peak == pytest.approx((config.model.width * config.train.warmup_steps) ** -0.5)
 
 
+def test_the_paper_models_average_checkpoints_of_ten_minutes() -> None:
+    base, big = vaswani2017_base().train, vaswani2017_big().train
+    assert (base.steps, base.batch_tokens) == (100_000, 25_000)
+    assert (big.steps, big.batch_tokens) == (300_000, 25_000)
+    assert (base.average_checkpoints, base.checkpoint_every, base.validate_every) == (5, 1500, 1500)
+    assert (big.average_checkpoints, big.checkpoint_every, big.validate_every) == (20, 600, 600)
+    for train in (base, big):
+        assert train.keep_checkpoints == train.average_checkpoints
+        assert train.final_checkpoint == "last"
+    decode = vaswani2017_base().decode
+    assert (decode.max_length_ratio, decode.max_length_extra) == (1.0, 50)
+
+
+def test_the_small_models_have_the_documented_sizes() -> None:
+    found = {}
+    for name in ("small", "tiny"):
+        config = read_config(recipe=name)
+        model, train = config.model, config.train
+        found[name] = (
+            (config.text.vocab_size, model.encoder, model.decoder),
+            (model.width, model.heads, model.ffn_width, model.dropout),
+            (train.steps, train.batch_tokens, train.learning_rate, train.warmup_steps),
+        )
+        assert (model.residual, train.optimizer, train.schedule) == ("pre_norm", "adamw", "linear")
+        assert (train.label_smoothing, train.ema_decay, train.max_grad_norm) == (0.1, 0.999, 1.0)
+        assert (config.decode.beam, config.decode.length_penalty) == (5, 1.0)
+    assert found == {
+        "small": (
+            (8000, ("transformer*4",), ("transformer*4",)),
+            (256, 4, 1024, 0.2),
+            (10_000, 6000, 2e-3, 400),
+        ),
+        "tiny": (
+            (4000, ("transformer*2",), ("transformer*2",)),
+            (128, 4, 512, 0.1),
+            (2000, 2500, 4e-3, 200),
+        ),
+    }
+
+
 def test_settings_can_be_changed_on_top() -> None:
     config = apply_overrides(
         read_config(recipe="tiny"), ["model.encoder=[transformer*3]", "model.width=64"]
