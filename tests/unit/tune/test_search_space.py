@@ -37,6 +37,98 @@ def test_usual_settings_are_searched_around_the_base() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high", "log"),
+    [
+        ("model.dropout", 0.0, 0.4, False),
+        ("train.label_smoothing", 0.0, 0.2, False),
+        ("train.weight_decay", 1e-4, 0.1, True),
+        ("text.bpe_dropout", 0.0, 0.2, False),
+        ("train.word_dropout", 0.0, 0.2, False),
+        ("train.r_drop", 0.0, 5.0, False),
+        ("train.simcut", 0.0, 3.0, False),
+    ],
+)
+def test_usual_ranges(name: str, low: float, high: float, log: bool) -> None:
+    assert parse_search([name], BASE) == (SearchParameter(name, low=low, high=high, log=log),)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (400, ("400", "800")),  # 200 would be too few
+        (600, ("300", "600", "1000")),
+        (2000, ("1000", "2000", "4000")),
+        (1950, ("1000", "1950", "4000")),
+        (5500, ("3000", "5500", "11000")),
+    ],
+)
+def test_usual_vocabularies_are_half_and_twice_the_base_rounded(
+    size: int, expected: tuple[str, ...]
+) -> None:
+    (found,) = parse_search(["vocab_size"], BASE.replace(text={"vocab_size": size}))
+    assert found.choices == expected
+
+
+def test_usual_batches_are_half_and_twice_the_base() -> None:
+    (found,) = parse_search(["batch_tokens"], BASE.replace(train={"batch_tokens": 6000}))
+    assert found.choices == ("3000", "6000", "12000")
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ("128x2", ("128x2", "192x3")),
+        ("192x3", ("128x2", "192x3", "256x4")),
+        ("512x6", ("256x4", "384x5", "512x6")),
+    ],
+)
+def test_usual_sizes_are_two_smaller_and_one_larger(base: str, expected: tuple[str, ...]) -> None:
+    config = apply_values(BASE, {"size": base})
+    (found,) = parse_search(["size"], config)
+    assert found.choices == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "heads"),
+    [("64x2", 4), ("128x2", 4), ("192x3", 4), ("320x4", 5), ("384x5", 6), ("512x6", 8)],
+)
+def test_heads_of_other_widths_are_those_of_automatic_configuration(size: str, heads: int) -> None:
+    assert apply_values(BASE, {"size": size}).model.heads == heads
+
+
+def test_ffn_width_stays_the_same_multiple_of_the_width() -> None:
+    base = BASE.replace(model={"ffn_width": 2 * BASE.model.width, "heads": 8})
+    assert apply_values(base, {"size": "128x2"}).model.ffn_width == 256
+    assert apply_values(base, {"size": "256x2"}).model.heads == 8, "the base's at its width"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train.seed", "train.device", "train.threads", "train.time_budget", "train.init_from",
+        "train.best_metric", "train.target_exact", "train.extend_vocabulary",
+        "train.validate_every", "train.validate_sentences", "train.checkpoint_every",
+        "train.keep_checkpoints", "train.tensorboard", "train.deterministic",
+        "train.final_checkpoint", "data.max_length", "decode.beam",
+    ],
+)  # fmt: skip
+def test_settings_that_all_trials_share_are_not_searched(name: str) -> None:
+    (problem,) = problems(f"{name}=1,2")
+    assert f"found {name}, which all trials share" in problem
+
+
+def test_a_range_has_a_lower_and_a_higher_end() -> None:
+    (problem,) = problems("dropout=0.2..0.2")
+    assert "needs a range from low to high" in problem
+
+
+def test_at_most_a_hundred_choices() -> None:
+    widths = ",".join(str(64 * number) for number in range(1, 102))
+    assert len(parse_search([f"model.width={widths.rpartition(',')[0]}"], BASE)[0].choices) == 100
+    assert "needs 1 to 100 values; found 101" in problems(f"model.width={widths}")[0]
+
+
 def test_usual_settings_that_do_not_apply_are_left_out() -> None:
     config = read_config(recipe="tiny", overrides=["text.tokenizer=characters"])
     assert "text.vocab_size" not in {each.name for each in parse_search((), config)}

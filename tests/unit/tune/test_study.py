@@ -375,6 +375,82 @@ def test_trials_get_a_part_of_the_budget(run: Run) -> None:
     assert {each.train.seed for each in seen} == {1}
 
 
+def test_a_budget_below_a_minute_is_that_of_its_only_trial(run: Run) -> None:
+    seen: list[Config] = []
+
+    def noting(config: Config, out: Path, **options: Any) -> Path:
+        seen.append(config)
+        return fake_run(config, out, **options)
+
+    run(1, train=noting, explicit_settings=(), budget=40.0)
+    run(1, train=noting, explicit_settings=["train.epochs"], out="epochs")
+    run(1, train=noting, trial_budget=1000.0, out="whole")
+    assert [each.train.time_budget for each in seen] == [40.0, 0.0, 1000.0]
+
+
+def test_a_trial_of_given_steps_is_validated_eight_times(run: Run, config: Config) -> None:
+    seen: list[Any] = []
+
+    def noting(config: Config, out: Path, **options: Any) -> Path:
+        seen.append((config.train, options))
+        return fake_run(config, out, **options)
+
+    long = config.replace(train={"steps": 1000, "average_checkpoints": 3})
+    run(1, train=noting, config=long)
+    train, options = seen[0]
+    assert (train.validate_every, train.checkpoint_every) == (125, 125)
+    assert (train.validate_sentences, train.keep_checkpoints) == (0, 3)
+    assert train.best_metric == "loss"
+    assert options["cpu_fallback"] is False, "a trial on another device is not comparable"
+    assert options["explicit_settings"] == {"train.steps", "model.dropout", "train.optimizer"}
+    often = long.replace(train={"validate_every": 50, "validate_sentences": 7})
+    explicit = ["train.steps", "train.validate_sentences", "train.checkpoint_every"]
+    run(1, train=noting, config=often, explicit_settings=explicit, out="often")
+    train, _ = seen[1]
+    assert (train.validate_every, train.validate_sentences) == (50, 7)
+    assert train.checkpoint_every == often.train.checkpoint_every
+    run(1, train=noting, config=long, metric="bleu", out="bleu")
+    train, _ = seen[2]
+    assert (train.best_metric, train.validate_sentences) == (
+        "bleu",
+        long.train.validate_sentences,
+    )
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_five_failures_in_a_row_at_the_start_end_the_study(run: Run, first: int) -> None:
+    def failing(config: Config, out: Path, **options: Any) -> Path:
+        if int(out.name) < first:
+            raise DivergedError("loss", found="NaN", fix="lower it")
+        return fake_run(config, out, **options)
+
+    if first < 5:
+        assert run(6, train=failing).trials[-1].state == "complete"
+        return
+    with pytest.raises(ConfigError, match="some trial must train; found 5 that failed"):
+        run(6, train=failing)
+
+
+def test_later_failures_do_not_end_a_study(run: Run) -> None:
+    def failing(config: Config, out: Path, **options: Any) -> Path:
+        if int(out.name) > 0:
+            raise DivergedError("loss", found="NaN", fix="lower it")
+        return fake_run(config, out, **options)
+
+    assert [each.state for each in run(7, train=failing).trials] == ["complete", *["failed"] * 6]
+
+
+def test_trials_of_another_seed_have_other_values(run: Run, config: Config) -> None:
+    def values(seed: int) -> list[Any]:
+        changed = config.replace(train={"seed": seed})
+        return [each.values for each in run(4, config=changed, out=f"seed{seed}").trials]
+
+    one, two = values(1), values(2)
+    assert one[0] == two[0], "the base configuration"
+    assert one[1:] != two[1:]
+    assert len({each["model.dropout"] for each in one}) == 4
+
+
 def test_the_budget_ends_a_study_and_a_larger_one_extends_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
