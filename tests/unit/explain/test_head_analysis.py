@@ -359,3 +359,68 @@ def test_heads_that_do_not_exist_are_named() -> None:
         ablate_heads(forced, {"decoder.0.cross": [0, 2]})
     with pytest.raises(DataError, match=r"found 'decoder\.7\.cross'; its attentions are encoder"):
         ablate_heads(forced, {"decoder.7.cross": [0]})
+
+
+@pytest.mark.parametrize(("agreeing", "is_label"), [(4, False), (5, True)])
+def test_align_needs_sixty_percent_of_the_rows(agreeing: int, is_label: bool) -> None:
+    attribution = np.eye(LENGTH)
+    weights = np.eye(LENGTH)
+    weights[agreeing:] = np.roll(weights, 1, axis=1)[agreeing:]
+    labels = labels_of(weights, "cross", attribution=attribution)
+    assert ("align" in labels) == is_label
+
+
+@pytest.mark.parametrize(("mass", "is_label"), [(0.45, False), (0.55, True)])
+def test_labels_of_keys_need_half_of_the_weight(mass: float, is_label: bool) -> None:
+    weights = mass * onto(3, 6) + (1 - mass) * onto(1, 2, 4)
+    assert ("punctuation" in labels_of(weights)) == is_label
+
+
+@pytest.mark.parametrize(("mass", "is_label"), [(0.53, False), (0.6, True)])
+def test_labels_of_keys_need_one_and_a_half_times_uniform_weight(
+    mass: float, is_label: bool
+) -> None:
+    """Three of eight tokens are rare: uniform weights would give them 0.375."""
+    site = AttentionSite("e0", "encoder.0.self", "self", "encoder", 0, 1, "source", "source")
+    weights = mass * onto(1, 2, 5) + (1 - mass) * onto(3, 4)
+    [found] = summarize_heads([site], {"e0.w": weights[None]}, TEXT, TEXT, ranks={"source": 50})
+    assert ("rare" in dict(found.labels)) == is_label
+
+
+@pytest.mark.parametrize(("ranks", "is_label"), [(66, True), (70, False)])
+def test_rare_tokens_are_the_rarest_tenth(ranks: int, is_label: bool) -> None:
+    site = AttentionSite("e0", "encoder.0.self", "self", "encoder", 0, 1, "source", "source")
+    arrays = {"e0.w": onto(2)[None]}
+    [found] = summarize_heads([site], arrays, TEXT, TEXT, ranks={"source": ranks})
+    assert ("rare" in dict(found.labels)) == is_label
+
+
+@pytest.mark.parametrize(
+    ("order", "is_label"), [([2, 1, 0, 3, 4, 5, 6, 7], True), ([2, 1, 0, 3, 6, 5, 4, 7], False)]
+)
+def test_monotonic_heads_have_a_rank_correlation_of_nine_tenths(
+    order: list[int], is_label: bool
+) -> None:
+    """Exchanging two tokens at a distance of two costs 6 * 8 / 504."""
+    assert ("monotonic" in labels_of(np.eye(LENGTH)[order], "cross")) == is_label
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [((1,), {"focused"}), ((1, 2), set()), ((0, 1, 2, 3, 4), set()), (range(1, 7), {"broad"})],
+)
+def test_thresholds_of_entropy(keys: tuple[int, ...], expected: set[str]) -> None:
+    assert {"broad", "focused"} & set(labels_of(onto(*keys))) == expected
+
+
+@pytest.mark.parametrize(("fraction", "is_dead"), [(0.005, True), (0.015, False)])
+def test_a_dead_head_has_less_than_a_hundredth_of_the_contributions(
+    fraction: float, is_dead: bool
+) -> None:
+    site = AttentionSite("e0", "encoder.0.self", "self", "encoder", 0, 2, "source", "source")
+    shape = (LENGTH, LENGTH)
+    contributions = np.stack([np.full(shape, fraction), np.full(shape, 1 - fraction)])
+    arrays = {site.tensor: np.stack([onto(1)] * 2), site.contribution: contributions}
+    first, second = summarize_heads([site], arrays, TEXT, TEXT)
+    assert ("dead" in dict(first.labels)) == is_dead
+    assert "dead" not in dict(second.labels)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config import Config
+from dragoman.config import Config, read_config
 from dragoman.data.corpus import ParallelFiles
 from dragoman.runs import auto_config
 from dragoman.runs.auto_config import (
@@ -17,11 +17,15 @@ from dragoman.runs.auto_config import (
     TRAINING_TIME_FRACTION,
     CorpusSize,
     ModelSize,
+    apply_epochs,
     apply_step_count,
+    choose_batch_tokens,
     choose_config,
     choose_dropout,
     choose_vocab_size,
+    has_default_steps,
     limit_steps,
+    max_epochs,
     measure_corpus,
 )
 
@@ -236,3 +240,94 @@ def test_lower_step_limit_sets_all_intervals_but_those_that_are_kept():
 )
 def test_reason_of_r_drop_rounds_the_epochs(epochs, shown):
     assert f"there is time for {shown}" in auto_config._explain_r_drop(epochs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "device", "batch"),
+    [
+        (10_000, "cpu", 800),
+        (1_800_000, "cpu", 5000),
+        (800_000, "cuda", 5000),
+        (10**9, "cpu", 25_000),
+    ],
+)
+def test_batches_are_for_a_number_of_steps_per_epoch(tokens, device, batch):
+    assert choose_batch_tokens(tokens, device) == batch
+
+
+def test_limits_of_model_size_and_epochs():
+    """The limits that docs and notes name."""
+    assert (MAX_EPOCHS, MAX_R_DROP_EPOCHS, MIN_EPOCHS_FOR_R_DROP) == (60, 160, 80)
+    assert TRAINING_TIME_FRACTION == 0.9
+    found = choose_config(MULTI30K, seconds=0, measure=None)
+    parameters = MODEL_SIZES[2].num_parameters(found.config.text.vocab_size)
+    assert parameters < 15 * 650_000 < 1.4 * parameters
+    assert found.config.model.width == MODEL_SIZES[2].width
+    assert "the next would exceed 15 parameters per word" in "\n".join(found.reasons)
+    assert found.config.train.learning_rate == pytest.approx(0.5 / found.config.model.width)
+
+
+@pytest.mark.parametrize(("share", "layers"), [(0.99, 2), (1.01, 3)])
+def test_a_larger_model_needs_five_tokens_per_parameter_or_fifteen_epochs(share, layers):
+    large = CorpusSize(4_000_000, 80_000_000, exact=True)
+    tokens = 5 * MODEL_SIZES[1].num_parameters(choose_vocab_size(large.words))
+    seconds = 100
+    throughput = share * tokens / seconds / TRAINING_TIME_FRACTION
+
+    def measure(config: Config) -> float:
+        return throughput if config.model.width <= MODEL_SIZES[1].width else 1.0
+
+    config = choose_config(large, seconds=seconds, measure=measure).config
+    assert config.model.encoder == (f"transformer*{layers}",)
+    small = CorpusSize(9000, 200_000, exact=True)
+    tokens = 15 * small.words * TOKENS_PER_WORD
+    throughput = share * tokens / seconds / TRAINING_TIME_FRACTION
+    allowed = [MODEL_SIZES[0], MODEL_SIZES[1]]
+    found = auto_config._largest_within_time(
+        allowed, small.words * TOKENS_PER_WORD, seconds, lambda size: throughput, 30_000
+    )
+    assert found.model_size.layers == layers
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "ema", "checkpoint", "validate"),
+    [
+        (100, 8, 0.95, 10, 13),
+        (20, 1, 0.9, 10, 10),
+        (1000, 83, 0.995, 63, 125),
+        (100_000, 400, 0.9995, 6250, 12_500),
+    ],
+)
+def test_schedules_follow_from_the_number_of_steps(steps, warmup, ema, checkpoint, validate):
+    train = apply_step_count(Config(), steps).train
+    assert (train.warmup_steps, train.ema_decay) == (warmup, pytest.approx(ema))
+    assert (train.checkpoint_every, train.validate_every) == (checkpoint, validate)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "interval"), [(3.0, 300, 30), (40.0, 4000, 100), (0.001, 1, 1)]
+)
+def test_epochs_are_validated_each_or_ten_times(epochs, steps, interval):
+    config = Config().replace(
+        train={
+            "epochs": epochs,
+            "warmup_steps": 400,
+            "checkpoint_every": 5000,
+            "validate_every": 5000,
+        }
+    )
+    train = apply_epochs(config, 100).train
+    assert (train.steps, train.warmup_steps) == (steps, min(400, steps // 10))
+    assert (train.checkpoint_every, train.validate_every) == (interval, interval)
+
+
+def test_steps_of_a_recipe_are_a_default_and_those_of_fine_tuning_are_the_settings():
+    small = read_config(recipe="small")
+    assert has_default_steps(small)
+    assert not has_default_steps(small.replace(train={"steps": small.train.steps + 1}))
+    assert not has_default_steps(small.replace(train={"epochs": 2.0}))
+    tuned = small.replace(train={"init_from": "model", "steps": Config().train.steps})
+    assert has_default_steps(tuned)
+    assert max_epochs(small) == 60
+    assert max_epochs(small.replace(train={"r_drop": 5.0})) == 160
+    assert max_epochs(small.replace(train={"simcut": 3.0})) == 160

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.config import Config
+from dragoman.config import Config, TrainConfig
 from dragoman.errors import ConfigError
 from dragoman.runs import resource_estimate
+from dragoman.runs.resource_estimate import RunEstimate
 from dragoman.runtime import device
+from dragoman.training.throughput_probe import Throughput
 
 
 def test_a_model_larger_than_memory_is_rejected_before_it_is_built(
@@ -52,3 +54,35 @@ def test_only_a_lack_of_memory_halves_the_batch(
     with pytest.raises(type(error), match=str(error)):
         resource_estimate.measure_random_throughput(config, torch.device("cpu"))
     assert seen == tried
+
+
+def estimate(**changes: object) -> RunEstimate:
+    fields: dict[str, object] = {
+        "data": "3 pairs",
+        "parameters": 10,
+        "steps": 100,
+        "epochs": 4.0,
+        "padding": 0.1,
+        "throughput": Throughput(1000.0, 2.0),
+        "peak_memory_bytes": 1,
+        "checkpoint_bytes": 300_000_000,
+        "validation_seconds": 3.0,
+    }
+    return RunEstimate(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_other_steps_are_other_epochs() -> None:
+    found = estimate().with_steps(50)
+    assert (found.steps, found.epochs) == (50, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_every", "checkpoints"),
+    [(20, 6), (10, 10 + 6)],  # with validations, or besides those
+)
+def test_overhead_is_that_of_validations_and_checkpoints(
+    checkpoint_every: int, checkpoints: int
+) -> None:
+    train = TrainConfig(steps=100, validate_every=20, checkpoint_every=checkpoint_every)
+    assert estimate().checkpoint_seconds == pytest.approx(2.1)
+    assert estimate().overhead(train) == pytest.approx(6 * 3.0 + checkpoints * 2.1)

@@ -14,7 +14,7 @@ from dragoman.config.set_task import SetsConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.tasks.set_objectives import Counting, Regression, SetClassification
+from dragoman.tasks.set_objectives import Clustering, Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask, SetsText
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
@@ -264,3 +264,63 @@ def test_sets_are_generated_unless_a_file_replaces_them(
 ) -> None:
     config = config_of(problem=problem).replace(data={"train": train})
     assert SetsTask.is_generated(config) is generated
+
+
+@pytest.mark.parametrize(("rate", "count"), [(4.8, 5), (4.4, 4), (0.2, 0)])
+def test_the_count_is_the_integer_nearest_to_the_rate(rate: float, count: int) -> None:
+    objective, mask = Counting(), torch.ones(1, 1, dtype=torch.bool)
+    outputs = torch.tensor([[math.log(math.expm1(rate))]])
+    [found] = objective.predictions(outputs, torch.zeros(1, 1, 1), mask)
+    assert found["count"] == count
+    assert found["rate"] == pytest.approx(rate, abs=1e-4)
+    for target in (count, count + 1):
+        metrics = objective.metrics(outputs, torch.tensor([float(target)]), outputs, mask)
+        assert metrics["accuracy"].item() == (target == count)
+        assert metrics["mae"].item() == pytest.approx(abs(rate - target), abs=1e-4)
+
+
+def test_the_gap_is_what_the_oracle_is_better_by() -> None:
+    objective = Clustering(components=2, features=2)
+    points = torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[True, True, True, True, False, False]])
+    targets = torch.tensor([[[math.log(0.5), 0.0, 0.0, 1.0, 1.0]] * 2])
+    outputs = torch.tensor([[[0.0, 5.0, 5.0, 0.0, 0.0], [0.0, -5.0, 5.0, 0.0, 0.0]]])
+    found = {
+        name: value.item()
+        for name, value in objective.metrics(outputs, targets, points, mask).items()
+    }
+    assert found["log_likelihood_oracle"] > found["log_likelihood"]
+    assert found["log_likelihood_gap"] == pytest.approx(
+        found["log_likelihood_oracle"] - found["log_likelihood"], rel=1e-5
+    )
+    assert found["log_likelihood_em"] > found["log_likelihood"]
+    [predicted] = objective.predictions(outputs, points, mask)
+    assert len(predicted["clusters"]) == 4, "padding is in no cluster"
+
+
+def test_small_deviations_are_scaled_and_constants_are_not() -> None:
+    records = [record_of(set=[[0.1, 7], [0.3, 7]], target=2), record_of(set=[[0.2, 7]], target=2.5)]
+    text = task_of(*records).text
+    assert text.scale == pytest.approx((np.std([0.1, 0.3, 0.2]), 1.0))
+    assert text.target_scale == pytest.approx(0.25)
+
+
+def test_as_many_sets_are_generated_as_each_part_needs() -> None:
+    task = task_of(problem="maximum", epoch_sets=50, validation_sets=7)
+    assert [len(task.generate(part)) for part in ("train", "valid", "test")] == [50, 7, 7]
+
+
+def test_a_set_may_have_as_many_elements_as_are_allowed() -> None:
+    task = task_of(record_of(set=[1, 2], target=1), record_of(set=[3], target=2), max_size=3)
+    assert len(task.encode_set([1, 2, 3])) == 3
+    with pytest.raises(DataError, match="must have at most 3 elements"):
+        task.encode_set([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(("loss", "expected"), [("l1", 3.0), ("l2", 9.0)])
+def test_errors_are_absolute_or_squared_as_configured(loss: str, expected: float) -> None:
+    records = [record_of(set=[1], target=-1), record_of(set=[3], target=1)]
+    objective = task_of(*records, loss=loss).objective
+    outputs, targets = torch.tensor([[3.0]]), torch.tensor([0.0])
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    assert objective.losses(outputs, targets, outputs, mask).tolist() == pytest.approx([expected])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from dragoman.data.collate import make_batch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
 from dragoman.tasks.translation import (
+    MultilingualValidator,
     Regularization,
     TranslationTask,
     TranslationValidator,
@@ -259,3 +261,27 @@ def test_hard_attention_is_not_computed_twice() -> None:
     task = TranslationTask(smoothing=0.1, regularization=Regularization(r_drop=1.0))
     with pytest.raises(ConfigError, match="found alignments that are sampled"):
         task.loss(model, batch_of(0, 4))
+
+
+def test_directions_are_averaged_and_the_perplexity_is_that_of_the_mean_loss() -> None:
+    validators: Any = {
+        "de-en": lambda model: {"loss": 1.0, "perplexity": math.e, "bleu": 10.0, "exact": 0.5},
+        "en-de": lambda model: {"loss": 3.0, "perplexity": math.e**3, "bleu": 30.0, "exact": 0.0},
+    }
+    found = MultilingualValidator(validators=validators)(tiny_model())
+    assert found == pytest.approx(
+        {
+            "loss": 2.0,
+            "perplexity": math.e**2,
+            "bleu": 20.0,
+            "exact": 0.25,
+            "loss_de-en": 1.0,
+            "bleu_de-en": 10.0,
+            "loss_en-de": 3.0,
+            "bleu_en-de": 30.0,
+        }
+    )
+    validators["en-de"] = lambda model: {"loss": 3.0, "perplexity": math.e**3}
+    found = MultilingualValidator(validators=validators)(tiny_model())
+    assert "bleu" not in found, "a mean is of all directions"
+    assert found["bleu_de-en"] == 10.0
