@@ -20,6 +20,7 @@ from dragoman.runs import resource_estimate
 from dragoman.runs.final_model import (
     NUM_GOLDEN_SENTENCES,
     select_golden_sentences,
+    select_scored_sentences,
     select_weights,
 )
 from dragoman.runs.resource_estimate import (
@@ -27,6 +28,7 @@ from dragoman.runs.resource_estimate import (
     PROBE_VALIDATION_SENTENCES,
     estimate_validation_seconds,
 )
+from dragoman.runs.time_budget import TimeBudget
 
 
 @pytest.fixture
@@ -156,3 +158,14 @@ def test_golden_sentences_are_of_medium_length_and_of_each_direction() -> None:
     assert select_golden_sentences(prepared) == [
         GoldenInput(text, language) for language in ("en", "de") for text in texts[19 : 19 + half]
     ]
+
+
+def test_as_many_sentences_are_scored_as_the_time_budget_allows() -> None:
+    """Of the 60 seconds left after training, seven are kept; a sentence counts a fifth more."""
+    pairs = [SentencePair(number, "a", "b") for number in range(100)]
+    budget = TimeBudget(100.0, spent=40.0, now=lambda: 0.0)
+    assert select_scored_sentences(pairs, budget, 1.0) == pairs[: int(53 / 1.2)]
+    assert select_scored_sentences(pairs, budget, 0.0) == pairs
+    assert select_scored_sentences(pairs, TimeBudget(0.0), 1e9) == pairs
+    late = TimeBudget(100.0, spent=99.0, now=lambda: 0.0)
+    assert select_scored_sentences(pairs, late, 1.0) == []

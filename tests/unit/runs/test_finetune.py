@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from dragoman.data.tokenizer_workers import TextBlock, encode_blocks
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange.export import export_bundle
 from dragoman.models.factory import build_model
+from dragoman.runs import finetune
 from dragoman.runs.finetune import finetune_config
 from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
@@ -454,3 +456,56 @@ def test_models_that_cannot_be_extended_are_rejected(
     other = ["--task", "classify", "--train", str(corpus / "a.src"), "--init-from", "a"]
     assert main(["train", *other, "--out", str(corpus / "new"), "--extend-vocabulary", "9"]) == 2
     assert "fine-tunes a translation model; found task classify" in capsys.readouterr().err
+
+
+def test_fine_tuning_starts_from_the_models_settings_with_a_short_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretrained = read_config(recipe="small").replace(
+        text={"bpe_dropout": 0.1},
+        data={"src": "a", "tgt": "b", "direction_temperature": 5.0, "max_length": 77},
+        train={"label_smoothing": 0.2, "learning_rate": 9.0, "steps": 5},
+        decode={"beam": 9},
+    )
+    origin = finetune.PretrainedModel("m@1", pretrained, cast(Any, None), Path("w"))
+    monkeypatch.setattr(finetune, "open_pretrained", lambda path: origin)
+    found = finetune.finetune_config("m")
+    train = found.train
+    assert finetune.FINETUNE_EPOCHS == 10
+    assert (train.init_from, train.schedule, train.warmup_steps) == ("m", "linear", 100)
+    assert train.learning_rate == pytest.approx(0.05 / 256, rel=1e-3)
+    assert (train.label_smoothing, train.max_grad_norm) == (0.2, 1.0)
+    assert (train.checkpoint_every, train.validate_every) == (100, 100)
+    assert train.steps == Config().train.steps
+    assert (found.model, found.decode.beam) == (pretrained.model, 9)
+    assert found.text == pretrained.replace(text={"bpe_dropout": 0.0}).text
+    assert (found.data.src, found.data.tgt, found.data.max_length) == ("", "", 77)
+    assert found.data.direction_temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "is_free"),
+    [
+        ("model", "dropout", 0.45, True),
+        ("model", "attention_dropout", 0.45, True),
+        ("model", "ffn_dropout", 0.45, True),
+        ("model", "layer_drop", 0.45, True),
+        ("text", "bpe_dropout", 0.45, True),
+        ("text", "sample_lines", 123, True),
+        ("model", "width", 64, False),
+        ("model", "residual", "post_norm", False),
+        ("text", "vocab_size", 99, False),
+    ],
+)
+def test_only_regularization_may_differ_from_the_pretrained_model(
+    section: str, name: str, value: Any, is_free: bool
+) -> None:
+    pretrained = read_config(recipe="small")
+    origin = finetune.PretrainedModel("m@1", pretrained, cast(Any, None), Path("w"))
+    changed = pretrained.replace(**{section: {name: value}})
+    assert changed != pretrained
+    if is_free:
+        finetune.require_same_model(changed, origin)
+        return
+    with pytest.raises(ConfigError, match=rf"{section}\.{name} must be that of --init-from"):
+        finetune.require_same_model(changed, origin)

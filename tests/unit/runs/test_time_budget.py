@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from dragoman.runs import time_budget as time_budget_module
 from dragoman.runs.time_budget import TimeBudget
 
 
@@ -89,3 +93,16 @@ def test_a_resumed_run_measures_its_own_steps():
     planned = time_budget.plan_steps(5100, 0.1, most=100_000)  # 100 steps in 50 seconds
     assert time_budget.seconds_per_step == pytest.approx(0.5)
     assert planned == pytest.approx(5100 + time_budget.seconds_left() / 0.5, abs=1)
+
+
+def test_the_training_time_is_that_of_the_latest_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {"new": {"seconds": 12.5}, "old": {"seconds": 3.0}}
+    monkeypatch.setattr(
+        time_budget_module, "read_train_state", lambda checkpoint: states[checkpoint]
+    )
+    run: Any = SimpleNamespace(verified_checkpoints=lambda: iter(["new", "old"]))
+    assert time_budget_module.trained_seconds(run) == 12.5
+    run.verified_checkpoints = lambda: iter([])
+    assert time_budget_module.trained_seconds(run) == 0.0

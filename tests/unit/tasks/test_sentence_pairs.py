@@ -263,3 +263,23 @@ def test_golden_outputs_are_log_probabilities():
     assert sum(map(math.exp, outputs[0][0])) == pytest.approx(1.0, rel=1e-5)
     with pytest.raises(TypeError, match="two texts; found 1"):
         task.golden_outputs(model, [[1, "x"]])
+
+
+def test_labels_are_smoothed_in_training_only():
+    plain = task_of()
+    smoothed = PairsTask(plain.config.replace(train={"label_smoothing": 0.3}), plain.text)
+    torch.manual_seed(1)
+    model, store = plain.build_model(), plain.encode(records())
+    assert evaluate(smoothed, model, store) == evaluate(plain, model, store)
+    batch = plain.collate(store, np.arange(len(store)))
+    assert smoothed.loss(model, batch).total.item() != plain.loss(model, batch).total.item()
+
+
+def test_lengths_of_one_sequence_count_the_end_between_its_sentences():
+    task = task_of(interaction="sequence")
+    store = task.encode(records())
+    batch = task.collate(store, np.arange(len(store)))
+    assert task.lengths(store).tolist() == batch.counts[:, 0].tolist()
+    apart = task_of()
+    both = apart.collate(apart.encode(records()), np.arange(len(store)))
+    assert apart.lengths(apart.encode(records())).tolist() == both.counts.max(axis=1).tolist()

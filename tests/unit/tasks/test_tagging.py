@@ -400,3 +400,16 @@ def test_dropped_words_are_embedded_as_unknown_ones() -> None:
     hidden = torch.isclose(found, unknown, atol=1e-5).all(dim=-1)
     assert torch.equal(torch.isclose(found, known, atol=1e-5).all(dim=-1), ~hidden)
     assert 0.35 < hidden.float().mean() < 0.65
+
+
+def test_tags_are_smoothed_in_training_only() -> None:
+    task = make_task(crf=False)
+    smoothed = TaggingTask(task.config.replace(train={"label_smoothing": 0.3}), task.text)
+    torch.manual_seed(1)
+    model = smoothed.build_model()
+    store = smoothed.encode(make_records(4))
+    batch = smoothed.collate(store, np.arange(4))
+    found = smoothed.loss(model.eval(), batch)
+    assert found.total.item() == pytest.approx(found.nll.item())
+    found = smoothed.loss(model.train(), batch)
+    assert found.total.item() != pytest.approx(found.nll.item(), rel=1e-3)
