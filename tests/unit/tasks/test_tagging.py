@@ -111,6 +111,18 @@ def test_auxiliary_losses_are_part_of_the_training_objective_only() -> None:
     torch.testing.assert_close(validated.nll, trained.nll)
 
 
+def test_auxiliary_losses_have_their_weight() -> None:
+    extra = []
+    for weight in (0.5, 2.0):
+        task, model = build("column", auxiliary_weight=weight)
+        batch = task.collate(task.encode(make_records(6, seed=5)), np.arange(6))
+        with torch.no_grad():
+            found = task.loss(model.train(), batch)
+        extra.append(float(found.total - found.nll))
+    assert extra[0] > 0
+    assert extra[1] == pytest.approx(4 * extra[0], rel=1e-4)
+
+
 def test_padding_has_no_auxiliary_loss() -> None:
     task, model = build("column")
     store = task.encode(make_records(6, seed=5))
