@@ -265,7 +265,7 @@ def _explain(
     """Explain each input: in the terminal or as JSON, or as one page; return their number."""
     from rich.console import Console
 
-    from dragoman.explain.word_occlusion import (
+    from dragoman.explain.classification_occlusion import (
         OcclusionExplanation,
         render_explanation,
         render_html,

@@ -17,7 +17,7 @@ from dragoman.exchange.transformers_runner import TransformersRunner, quiet_tran
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
 from dragoman.inference.exported_engine_files import model_digest
-from dragoman.inference.trusted_engines import is_trusted, record_trust, run_in_child
+from dragoman.inference.untrusted_engine_trial import is_trusted, record_trust, run_in_child
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage import manifest
 from dragoman.text.special_tokens import UNK

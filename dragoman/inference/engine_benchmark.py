@@ -30,7 +30,7 @@ from dragoman.inference.exported_engine_files import (
     list_engine_names,
     model_digest,
 )
-from dragoman.inference.trusted_engines import is_trusted
+from dragoman.inference.untrusted_engine_trial import is_trusted
 from dragoman.runtime.thread_map import map_in_threads
 from dragoman.storage import manifest
 from dragoman.storage.atomic import read_regular, replace_file

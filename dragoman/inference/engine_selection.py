@@ -27,7 +27,7 @@ from dragoman.inference.exported_engine_files import (
     verify_engine,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.trusted_engines import is_trusted, record_trust, run_in_child
+from dragoman.inference.untrusted_engine_trial import is_trusted, record_trust, run_in_child
 from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
 from dragoman.storage import manifest
 
@@ -56,7 +56,7 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`dragoman.inference.trusted_engines`). An engine requested by name is tried in a child
+    trusted (`untrusted_engine_trial.py`). An engine requested by name is tried in a child
     process first if it is not trusted. For a damaged one a warning is logged, and another one is
     used.
     """

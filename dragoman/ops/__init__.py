@@ -1,7 +1,7 @@
 """Tensor operations that layers call; each picks a fused kernel where one exists.
 
 operation              fused forms                                    plain reference
-attend                 PyTorch's SDPA, short_attention, windows       attend_reference
+attend                 PyTorch's SDPA, short sequences, windows       attend_reference
 attend_packed          qkv_packed_attention                           attend
 dropout                hashed dropout under torch.compile             F.dropout
 dropout_add_norm       one backward kernel under torch.compile        layer_norm(x + dropout(y))
@@ -23,7 +23,7 @@ a GPU are imported by the inference engines from their modules: `beam_attention`
 
 from __future__ import annotations
 
-from dragoman.ops import qkv_packed_attention, short_attention  # noqa: F401 - register operators
+from dragoman.ops import qkv_packed_attention, short_sequence_attention  # noqa: F401 - register operators
 from dragoman.ops.attention import (
     AttentionOutput,
     attend,

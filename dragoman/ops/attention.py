@@ -58,10 +58,13 @@ def attend(
             query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale, bias=bias
         ).context
     if cuda_graphs and _can_use_short_kernels(query, cuda_graphs):
-        from dragoman.ops import short_attention  # here: that module imports this one
+        # Here: that module imports this one.
+        from dragoman.ops import short_sequence_attention
 
-        if short_attention.is_supported(query, key, value, mask=mask, dropout=dropout, bias=bias):
-            return short_attention.attend_short(
+        if short_sequence_attention.is_supported(
+            query, key, value, mask=mask, dropout=dropout, bias=bias
+        ):
+            return short_sequence_attention.attend_short(
                 query, key, value, mask=mask, causal=causal, scale=scale
             )
     is_square = query.size(-2) == key.size(-2)

@@ -1,8 +1,8 @@
 """Triton attention for short sentences on packed projections, with gradients packed likewise.
 
 Queries, keys and values that are split from one projection have separate gradients, which PyTorch
-concatenates in the backward pass. The kernels of `short_attention` read and write any strides, so
-here they write all three into one tensor. For torch.compile this is one operator,
+concatenates in the backward pass. The kernels of `short_sequence_attention` read and write any
+strides, so here they write all three into one tensor. For torch.compile this is one operator,
 `dragoman::packed_attention`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.ops import short_attention
+from dragoman.ops import short_sequence_attention
 
 
 class SplitHeads(NamedTuple):
@@ -39,13 +39,13 @@ def is_supported(
     mask: Tensor | None,
     dropout: float,
 ) -> bool:
-    """Whether `attend` takes these: contiguous, and what `short_attention` supports."""
+    """Whether `attend` takes these: contiguous, and what `short_sequence_attention` supports."""
     if not packed_query.is_contiguous():
         return False
     if packed_key_value is not None and not packed_key_value.is_contiguous():
         return False
     split = SplitHeads.split(packed_query, packed_key_value, heads)
-    return short_attention.is_supported(*split, mask=mask, dropout=dropout, bias=None)
+    return short_sequence_attention.is_supported(*split, mask=mask, dropout=dropout, bias=None)
 
 
 def attend(
@@ -59,7 +59,7 @@ def attend(
     """Return attention within (B, T, 3 D), or from (B, T, D) to (B, S, 2 D): (B, T, D)."""
     split = SplitHeads.split(packed_query, packed_key_value, heads)
     if mask is not None:
-        mask = short_attention.flatten_key_mask(mask, split.key)
+        mask = short_sequence_attention.flatten_key_mask(mask, split.key)
     context: Tensor = torch.ops.dragoman.packed_attention(
         packed_query, packed_key_value, mask, heads, causal, split.query.size(-1) ** -0.5
     )
@@ -85,7 +85,7 @@ def _forward(
 ) -> Tensor:
     """Write the context through a view with heads."""
     context = _empty_context(packed_query, packed_key_value)
-    short_attention.forward_into(
+    short_sequence_attention.forward_into(
         _split_heads(context, 1, heads)[0],
         *SplitHeads.split(packed_query, packed_key_value, heads),
         mask,
@@ -112,7 +112,7 @@ def _backward(
         grad_packed_query, None if packed_key_value is None else grad_packed_key_value, heads
     )
     (grad_heads,) = _split_heads(grad_output.contiguous(), 1, heads)
-    short_attention.backward_into(
+    short_sequence_attention.backward_into(
         grads,
         grad_heads,
         *SplitHeads.split(packed_query, packed_key_value, heads),

@@ -4,7 +4,7 @@ Steps are counted from 1. Every schedule has a linear warm-up over `train.warmup
 `train.learning_rate` (`noam` to its own peak). Schedules that decay end at `train.steps` and reach
 zero one step later, because a step with a learning rate of zero would be wasted.
 
-To add a schedule, write a function here and name it in `training/catalogue.py`.
+To add a schedule, write a function here and name it in `optimizer_and_schedule_catalogue.py`.
 """
 
 from __future__ import annotations

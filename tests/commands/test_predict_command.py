@@ -23,7 +23,7 @@ def make_length_classifier() -> Any:
 
     from dragoman.config import Config
     from dragoman.data.labeled_records import find_text_field
-    from dragoman.explain.word_occlusion import SentenceSpans, explain_text, find_spans
+    from dragoman.explain.classification_occlusion import SentenceSpans, explain_text, find_spans
     from dragoman.inference.predictors.base import Predictor
 
     @dataclass(frozen=True)

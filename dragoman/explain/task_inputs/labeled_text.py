@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.recorder import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
+from dragoman.explain.classification_occlusion import CharacterSpan, find_spans, leave_out
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
 from dragoman.explain.task_inputs.base import (
     Floats,
@@ -27,7 +28,6 @@ from dragoman.explain.task_inputs.base import (
     uniform_switch,
 )
 from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
-from dragoman.explain.word_occlusion import CharacterSpan, find_spans, leave_out
 from dragoman.layers.crf import LinearChainCRF
 from dragoman.models.classifier import ClassifierModel
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput

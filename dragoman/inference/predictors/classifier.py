@@ -24,8 +24,8 @@ from dragoman.tasks.classification_preprocessor import tokenize
 from dragoman.text.tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
+    from dragoman.explain.classification_occlusion import OcclusionExplanation, SentenceSpans
     from dragoman.explain.task_inputs.base import TaskInput
-    from dragoman.explain.word_occlusion import OcclusionExplanation, SentenceSpans
 
 EMPTY_NOTE = "the text has no words: it has no label"
 
@@ -214,7 +214,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
         Each word and each sentence is left out in turn, and the drop in the label's probability is
         reported beside the attention weights.
         """
-        from dragoman.explain.word_occlusion import explain_text
+        from dragoman.explain.classification_occlusion import explain_text
 
         check_unicode(example)
         [encoded] = self.encode([example])
@@ -257,7 +257,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
     @torch.inference_mode()
     def _weigh_words(self, encoded: StoredText, label: int) -> list[SentenceSpans]:
         """Return the words of a text by sentence, with the attention weights of the pooling."""
-        from dragoman.explain.word_occlusion import (
+        from dragoman.explain.classification_occlusion import (
             CharacterSpan,
             SentenceSpans,
             find_spans,
@@ -319,7 +319,7 @@ def _pooled_row(weights: torch.Tensor, label: int | None) -> list[float]:
 
 def _byte_spans(text: str, count: int) -> list[Any]:
     """Return the character that each of the first bytes belongs to; None past the last."""
-    from dragoman.explain.word_occlusion import CharacterSpan
+    from dragoman.explain.classification_occlusion import CharacterSpan
 
     spans: list[Any] = []
     for at, char in enumerate(text):

@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.attention import CrossAttention, SelfAttention
 from dragoman.ops import attend_packed, attend_reference, attention, qkv_packed_attention
 from dragoman.ops.qkv_packed_attention import SplitHeads
-from dragoman.ops.short_attention import SHORT_ATTENTION_KERNEL
+from dragoman.ops.short_sequence_attention import SHORT_ATTENTION_KERNEL
 
 SHAPES = [
     (5, None, 16),
@@ -34,7 +34,9 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the operator on a CPU too, where it computes its equations."""
     monkeypatch.setattr(attention, "_can_use_short_kernels", lambda query, cuda_graphs: True)
     monkeypatch.setattr(qkv_packed_attention, "is_supported", lambda *_, dropout, **__: not dropout)
-    monkeypatch.setattr("dragoman.ops.short_attention.is_supported", lambda *_, **__: False)
+    monkeypatch.setattr(
+        "dragoman.ops.short_sequence_attention.is_supported", lambda *_, **__: False
+    )
 
 
 def projections(

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
-from dragoman.training.catalogue import OPTIMIZERS, SCHEDULES
+from dragoman.training.optimizer_and_schedule_catalogue import OPTIMIZERS, SCHEDULES
 
 
 def rate(name: str, update: int, width: int = 512, **settings: object) -> float:
@@ -96,5 +96,6 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_listing_names_imports_no_torch() -> None:
-    code = "import dragoman.training.catalogue, sys; sys.exit('torch' in sys.modules)"
+    module = "dragoman.training.optimizer_and_schedule_catalogue"
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

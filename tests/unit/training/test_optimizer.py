@@ -10,7 +10,7 @@ from dragoman.config import Config, TrainConfig
 from dragoman.errors import CorruptError
 from dragoman.models.factory import build_model
 from dragoman.training import optimizer as optimizers
-from dragoman.training.catalogue import OPTIMIZERS
+from dragoman.training.optimizer_and_schedule_catalogue import OPTIMIZERS
 from dragoman.training.train_step import apply_gradients
 
 

@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from dragoman.explain import word_occlusion
-from dragoman.explain.word_occlusion import (
+from dragoman.explain import classification_occlusion
+from dragoman.explain.classification_occlusion import (
     CharacterSpan,
     OcclusionExplanation,
     SentenceSpans,
@@ -139,7 +139,7 @@ def test_of_many_words_those_of_sentences_with_weight_are_left_out():
 
 
 def test_the_words_that_the_model_reads_are_bounded(monkeypatch):
-    monkeypatch.setattr(word_occlusion, "MAX_RUN_WORDS", 24)
+    monkeypatch.setattr(classification_occlusion, "MAX_RUN_WORDS", 24)
     text = "a b. " * 4
     spans = [CharacterSpan(at, at + 1) for at in range(len(text)) if text[at] in "ab"]
     sentences = [SentenceSpans(words=spans[at : at + 2]) for at in range(0, 8, 2)]

@@ -16,8 +16,8 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from dragoman.ops import attend, attend_reference, attention, short_attention
-from dragoman.ops.short_attention import SHORT_ATTENTION_KERNEL, attend_short, is_supported
+from dragoman.ops import attend, attend_reference, attention, short_sequence_attention
+from dragoman.ops.short_sequence_attention import SHORT_ATTENTION_KERNEL, attend_short, is_supported
 
 SHAPES = [  # queries, keys, head width
     (1, 1, 16), (5, 5, 16), (16, 16, 64), (17, 9, 32), (9, 17, 64), (1, 30, 64),
@@ -203,7 +203,7 @@ def test_attend_uses_the_operator_where_it_is_supported(monkeypatch: pytest.Monk
     asked: dict[str, Any] = {}
     monkeypatch.setattr(attention, "_can_use_short_kernels", lambda query, cuda_graphs: True)
     monkeypatch.setattr(
-        short_attention, "is_supported", lambda *_, **named: asked.update(named) or True
+        short_sequence_attention, "is_supported", lambda *_, **named: asked.update(named) or True
     )
     inputs, mask = heads(6, 7, 16, torch.float64), key_mask("nothing", 7)
     attend_in_graphs = functools.partial(attend, cuda_graphs=True)
@@ -230,15 +230,15 @@ def test_failing_kernels_are_logged_once_and_replaced(
         SHORT_ATTENTION_KERNEL, "can_run", lambda query: SHORT_ATTENTION_KERNEL.is_enabled
     )
     monkeypatch.setitem(
-        sys.modules, "dragoman.ops.triton.short_attention_kernels", None
+        sys.modules, "dragoman.ops.triton.short_sequence_attention_kernels", None
     )  # importing it fails
-    monkeypatch.delattr("dragoman.ops.triton.short_attention_kernels", raising=False)
+    monkeypatch.delattr("dragoman.ops.triton.short_sequence_attention_kernels", raising=False)
     for _ in range(2):
         assert errors(heads(5, 5, 16, torch.float64), None, causal=True) < 1e-12
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "Error" in told[0]
-    assert "short_attention_kernels" in told[0]  # what was found
+    assert "short_sequence_attention_kernels" in told[0]  # what was found
     assert "falling back to PyTorch" in told[0]
 
 
@@ -250,8 +250,8 @@ def test_kernels_that_fail_in_the_backward_pass_are_replaced(
     monkeypatch.setattr(
         SHORT_ATTENTION_KERNEL, "can_run", lambda query: SHORT_ATTENTION_KERNEL.is_enabled
     )
-    monkeypatch.setitem(sys.modules, "dragoman.ops.triton.short_attention_kernels", None)
-    monkeypatch.delattr("dragoman.ops.triton.short_attention_kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "dragoman.ops.triton.short_sequence_attention_kernels", None)
+    monkeypatch.delattr("dragoman.ops.triton.short_sequence_attention_kernels", raising=False)
     grads = torch.autograd.grad(context.sum(), inputs)
     plain = torch.autograd.grad(attend_reference(*inputs).context.sum(), inputs)
     for one, other in zip(grads, plain, strict=True):
@@ -307,9 +307,9 @@ def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_kernels_compile_for_hopper(name: str, rows: int, warps: int) -> None:
     """The interpreter accepts Python that the compiler does not."""
-    from dragoman.ops.triton import short_attention_kernels
+    from dragoman.ops.triton import short_sequence_attention_kernels
 
-    kernel = getattr(short_attention_kernels, name)
+    kernel = getattr(short_sequence_attention_kernels, name)
     constants = {"CAUSAL": True, "MASKED": True, "TILE_T": rows, "TILE_S": rows, "WIDTH": 64}
     types = {"mask": "*u8", "scale": "fp32", "log2_scale": "fp32"}
     types |= dict.fromkeys(

@@ -2,7 +2,7 @@
 
 PyTorch's fused kernels use tiles of 64 or 128 rows, most of which a sentence of 20 tokens leaves
 empty. Here one program holds all queries and keys of a head, so the backward pass needs only the
-inputs. The kernels (`triton/short_attention_kernels.py`) are imported on first use; where they
+inputs. Its kernels (in `triton/`) are imported on first use; where they
 fail, the equations below replace that call and PyTorch's kernels the following ones. For
 torch.compile all this is one operator, `dragoman::short_attention`.
 """
@@ -124,9 +124,9 @@ def forward_into(
     """Write the context, of any strides, with the kernel or its equations; the mask is (B, S)."""
 
     def fused() -> None:
-        from dragoman.ops.triton import short_attention_kernels
+        from dragoman.ops.triton import short_sequence_attention_kernels
 
-        short_attention_kernels.forward(
+        short_sequence_attention_kernels.forward(
             query, key, value, mask, context, causal=causal, scale=scale
         )
 
@@ -163,9 +163,9 @@ def backward_into(
     """Write the gradients of queries, keys and values, of any strides."""
 
     def fused() -> None:
-        from dragoman.ops.triton import short_attention_kernels
+        from dragoman.ops.triton import short_sequence_attention_kernels
 
-        short_attention_kernels.backward(
+        short_sequence_attention_kernels.backward(
             grad_output, query, key, value, mask, *grads, causal=causal, scale=scale
         )
 

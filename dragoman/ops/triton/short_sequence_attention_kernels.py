@@ -1,4 +1,4 @@
-"""Triton kernels of `short_attention.py`: one program per sentence and head, all in one tile.
+"""Triton kernels of `short_sequence_attention.py`: a program per sentence and head, in one tile.
 
 The caller validates shapes and dtypes. Tiles are powers of two, at least 16, as tensor cores
 require; positions past the end are loaded as zeros and masked. Matmuls accumulate in float32. No
