@@ -235,6 +235,7 @@ def test_averaging_its_checkpoints(
     assert all(checkpoint.load_ema() for checkpoint in saved)
     first, last = (checkpoint.load_weights() for checkpoint in saved)
     averaged = load_file(tmp_path / "averaged" / "weights.safetensors")
+    assert json.loads((tmp_path / "averaged" / "manifest.json").read_text())["steps"] == 4
     assert averaged.keys() == first.keys()
     for name, weight in averaged.items():
         torch.testing.assert_close(weight, (first[name] + last[name]) / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -392,6 +393,15 @@ def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Pa
         match=r"golden\.json, case 1 \('ein mann'\): token 1 must have log-probability .*; found -",
     ):
         check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+
+
+def test_golden_vectors_notice_a_tokenizer_that_decodes_something_else(tmp_path: Path) -> None:
+    write(tmp_path, golden=["ein mann"])
+    bundle = Bundle.load(tmp_path)
+    golden = copy.deepcopy(bundle.golden)
+    golden["cases"][0]["output"] += " x"
+    with pytest.raises(CorruptError, match=r"output must be .* x'; found .*tokenizer has changed"):
+        check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
 
 
 def test_golden_vectors_notice_a_model_that_computes_nan(tmp_path: Path) -> None:

@@ -102,6 +102,11 @@ def test_a_token_of_exactly_epsilon_is_drawn() -> None:
     ]
 
 
+def test_where_all_tokens_are_below_epsilon_the_most_probable_is_drawn() -> None:
+    flat = torch.tensor([0.2, 0.3, 0.25, 0.25], dtype=torch.float64)
+    assert frequencies(Sampling(epsilon=0.5), flat) == [0, 1, 0, 0]
+
+
 def test_equal_tokens_are_drawn_in_the_order_of_their_ids() -> None:
     quarters = torch.full((4, 4), 0.25).log()
     assert Sampling().draw(quarters, [0.0, 0.25, 0.5, 0.75], 0).tokens.tolist() == [0, 1, 2, 3]

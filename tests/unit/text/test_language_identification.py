@@ -79,6 +79,12 @@ def test_identifies_its_training_text_and_only_the_candidates() -> None:
         identifier.identify("x", ["zh"])
 
 
+def test_more_training_text_of_a_language_is_no_evidence_for_it() -> None:
+    identifier = LanguageIdentifier.train(TEXTS | {"de": TEXTS["de"] * 200})
+    for name in ("en", "fr"):
+        assert [identifier.identify(text) for text in TEXTS[name]] == [name] * 4
+
+
 def test_a_classifier_survives_its_file_and_is_small() -> None:
     identifier = LanguageIdentifier.train(TEXTS)
     data = identifier.to_bytes()
