@@ -247,18 +247,13 @@ def _measure_tags(
 ) -> Predictions:
     """Return the tags of all tokens with their marginal probabilities."""
     confidence, right = list[float](), list[bool]()
-    known = len(task.text.names)
     for batch in evaluation_batches(task, store, device=device, progress=progress):
         assert isinstance(batch, TagBatch), "sentences are collated to a TagBatch"
         for found, ids, size in zip(
             task.predict(model, batch), batch.tags.tolist(), batch.sizes.tolist(), strict=True
         ):
-            # A tag that training did not have is never right.
-            seen = [min(each, known - 1) for each in ids[:size]]
-            wanted = task.text.tags_of(seen)
+            # A tag that training did not have is `<unknown>`, which no model predicts.
+            wanted = task.text.tags_of(ids[:size])
             confidence += found.probabilities
-            right += [
-                tag == other and each < known
-                for tag, other, each in zip(found.tags, wanted, ids[:size], strict=True)
-            ]
+            right += [tag == other for tag, other in zip(found.tags, wanted, strict=True)]
     return Predictions(np.array(confidence), np.array(right, np.bool_), "tags")

@@ -1,4 +1,4 @@
-"""Streams that may be lost: writes go on, and a loss is told once, by the stream's name."""
+"""Tolerant streams: a write error does not raise, and is reported once, with the stream's name."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_a_time_budget_ends_in_time_with_a_validation_and_a_checkpoint(tmp_path)
 
 
 class Clock:
-    """A clock that only moves when it is told to."""
+    """A fake clock that a test advances by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0
