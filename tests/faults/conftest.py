@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,16 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def fault_seed(request) -> int:
     return request.config.getoption("--fault-seed")
+
+
+@pytest.fixture(autouse=True)
+def default_hangup():
+    """Let processes that a test starts receive SIGHUP: one started by `nohup` inherits that it is
+    ignored.
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session")
