@@ -265,11 +265,8 @@ def _explain(
     """Explain each input: in the terminal or as JSON, or as one page; return their number."""
     from rich.console import Console
 
-    from dragoman.explain.classification_occlusion import (
-        OcclusionExplanation,
-        render_explanation,
-        render_html,
-    )
+    from dragoman.explain.classification_occlusion import OcclusionExplanation
+    from dragoman.explain.occlusion_report import render_explanation, render_html
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     pages = []

@@ -1,64 +1,22 @@
-"""Explanations of labels: leave-one-out against a model that is known, spans, both renderings."""
+"""Explanations of labels: leave-one-out against a model that is known, spans."""
 
 from __future__ import annotations
 
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
+from occlusion_kit import VALUES, explanation
 
 from dragoman.explain import classification_occlusion
 from dragoman.explain.classification_occlusion import (
     CharacterSpan,
-    OcclusionExplanation,
     SentenceSpans,
     explain_text,
     find_spans,
     leave_out,
     merge_into_words,
-    render_explanation,
-    render_html,
 )
-
-VALUES = {"wonderful": 2.0, "great": 1.0, "boring": -1.5, "not": -0.7}
-TEXT = "A wonderful <b>film</b>.<br />It is boring, though not slow & long.  The end is great!"
-
-
-def positive(text: str) -> float:
-    """A logistic bag of words, whose leave-one-out drops have a closed form."""
-    return 1 / (1 + math.exp(-sum(VALUES.get(word, 0.0) for word in re.findall(r"\w+", text))))
-
-
-def sentences(text: str, *, weights: bool = True, levels: int = 2) -> list[SentenceSpans]:
-    found = []
-    for match in re.finditer(r"[^.!]+[.!]?", text.replace("<br />", "      ")):
-        words = [
-            CharacterSpan(match.start() + word.start(), match.start() + word.end())
-            for word in re.finditer(r"\w+|[^\w\s]", match.group())
-        ]
-        if words:
-            found.append(
-                SentenceSpans(
-                    words=words,
-                    word_weights=[1 / len(words)] * len(words) if weights else None,
-                    weight=0.5 if levels == 2 else None,
-                )
-            )
-    return found
-
-
-def explanation(text: str = TEXT, **options) -> OcclusionExplanation:
-    value = positive(text)
-    return explain_text(
-        text,
-        sentences(text, **options),
-        {"positive": value, "negative": 1 - value},
-        "positive",
-        lambda texts: [positive(each) for each in texts],
-    )
 
 
 def test_drops_are_those_of_the_model_without_the_word():
@@ -207,82 +165,6 @@ def test_subwords_are_merged_into_words_with_the_sum_of_their_weights():
     ]
     assert merged.word_weights == pytest.approx([0.1, 0.3, 0.2, 0.1, 0.1, 0.2])
     assert merge_into_words(text, spans, None).word_weights is None
-
-
-def shown(found: OcclusionExplanation, width: int = 80) -> list[str]:
-    console = Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(render_explanation(found, width=width), soft_wrap=True)
-    return capture.get().rstrip("\n").split("\n")
-
-
-def test_the_terminal_shows_numbers_within_80_columns_without_color():
-    lines = shown(explanation(TEXT + " 然而，电影很好看。" * 6 + " word" * 40))
-    assert max(map(cell_len, lines)) <= 80
-    text = "\n".join(lines)
-    assert lines[0].startswith("positive 0.690   (negative 0.310)")
-    assert re.search(r"0\.091  \+0\.458  █{10}  wonderful  \(sentence 1\)", text)
-    assert re.search(r"0\.\d+  -0\.\d+  ░+ +boring  \(sentence 2\)", text)
-    assert "0.500  +0.458  1. A wonderful <b>film</b>." in text
-
-
-def test_a_model_without_attention_shows_leave_one_out_only():
-    lines = shown(explanation("A wonderful film.", weights=False, levels=1))
-    assert not any("weight" in line for line in lines)
-    assert any(re.fullmatch(r"\+0\.381  █{10}  wonderful", line) for line in lines), lines
-    assert "no attention weights" in render_html([explanation(weights=False, levels=1)])
-
-
-def test_control_characters_reach_neither_the_terminal_nor_the_page_unescaped():
-    text = 'wonderful \x1b[31mred <script>alert("x")</script>'
-    assert "\x1b" not in "\n".join(shown(explanation(text)))
-    page = render_html([explanation(text)], title="</title><script>")
-    assert "<script" not in page
-    assert "\x1b" not in page
-
-
-class _Structure(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag, attrs):
-        self.links += [f"{name}={value}" for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "input", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def test_the_page_is_whole_loads_nothing_and_holds_the_text():
-    parser = _Structure()
-    parser.feed(page := render_html([explanation(), explanation("A great film.")], title="model"))
-    assert not parser.open
-    assert not parser.links
-    assert "http" not in page.replace("http-equiv", "")
-    assert "url(" not in page
-    assert "It is boring, though not slow & long." in parser.text
-    assert "prefers-color-scheme: dark" in page
-    assert 'title="weight 0.091, drop +0.458"' in page
-
-
-def test_small_effects_are_drawn_pale():
-    """Colors relative to the largest effect of a text would make noise look like a reason."""
-    VALUES["slightly"] = 0.1
-    try:
-        found = explanation("A slightly long film.")
-    finally:
-        del VALUES["slightly"]
-    assert found.scale == pytest.approx(0.1)
-    assert 0.02 < found.ranked_words()[0].drop < 0.03
-    assert any(re.search(r"\+0\.025  ██ +slightly", line) for line in shown(found))
-    assert "--e:0.19" in render_html([found])
 
 
 def test_an_explanation_is_plain_json():
