@@ -44,7 +44,7 @@ addStrings(
     'strip.logprob': 'Log-probability',
     'strip.cumulative': 'Sum so far',
     'strip.nats': '{value} nats',
-    'strip.masked': ({ count }) => `${count} tokens were forbidden here.`,
+    'strip.masked': '{count} tokens were forbidden here.',
     'strip.alternatives': 'Alternatives for this token',
     'strip.alternativesHint': 'Take one: everything before it stays, the rest is translated again.',
     'strip.alternativesFile': 'This file has the translations of those marked “ready”; dragoman explore can take them all.',
@@ -52,8 +52,7 @@ addStrings(
     'strip.chosen': 'chosen',
     'strip.ready': 'ready',
     'strip.changed': 'What changed',
-    'strip.summary': ({ changed, count, before, after }) =>
-      `${changed} of ${count} tokens changed, score ${before} → ${after}`,
+    'strip.summary': '{changed} of {count} tokens changed, score {before} → {after}',
     'strip.before': 'Before',
     'strip.after': 'After',
     'strip.kept': 'kept',
