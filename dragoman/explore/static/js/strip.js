@@ -13,7 +13,7 @@ addTexts('strip', {
   'target@other': ['Classes', '类别'],
   'target@tag': ['Tags', '标注'],
   'target@language': ['Text', '文字'],
-  'legend.bar': ['probability', '概率'],
+  'legend.chance': ['probability', '概率'],
   'legend.low': ['below 0.5', '低于 0.5'],
   'legend.forced': ['forced by you', '由你指定'],
   'legend.weight': ['how much it counted for the selected token', '对选中词元的作用大小'],
@@ -193,10 +193,11 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   }
 
   function build() {
+    const hadFocus = texts.contains(document.activeElement);
     source = buildSide('source', 'src');
     target = ex.hasClasses ? buildClasses() : buildSide('target', 'step');
     source.node.hidden = !ex.source.tokens.length;
-    const keys = { bar: true, low: true, forced: ex.steps.some((step) => step.forced), weight: ex.sourceWeights(0) };
+    const keys = { chance: true, low: true, forced: ex.steps.some((step) => step.forced), weight: ex.sourceWeights(0) };
     const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.legend.${key}`)));
     texts.replaceChildren(...ex.missing?.text ? [make('p.cut', ex.missing.text)] : [], source.node, target.node, make('p.legend', legend));
     clock.hidden = ex.steps.length < 2;
@@ -205,6 +206,8 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     for (const back of backs) back.ariaLabel = translate('strip.back');
     for (const forward of forwards) forward.ariaLabel = translate('strip.forward');
     update(store.get());
+    // A new explanation that arrives while a token has the focus must not lose it.
+    if (hadFocus) texts.querySelector('.target [tabindex="0"]')?.focus({ preventScroll: true });
     showReference();
     if (comparison?.after !== ex && comparison?.before !== ex) comparison = null;
     showComparison();
