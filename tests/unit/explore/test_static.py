@@ -90,7 +90,9 @@ def test_every_key_of_the_page_has_a_string() -> None:
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     used = set(re.findall(r'data-i18n(?:-label)?="([\w.]+)"', page))
     for path in MODULES:
-        used |= set(re.findall(r"(?:translate|sentence)\('([\w.]+)'", path.read_text(encoding="utf-8")))
+        used |= set(
+            re.findall(r"(?:translate|sentence)\('([\w.]+)'", path.read_text(encoding="utf-8"))
+        )
     assert used <= known
 
 
