@@ -14,6 +14,13 @@ import dragoman
 
 STATIC = Path(dragoman.__file__).parent / "explore" / "static"
 MODULES = sorted((STATIC / "js").glob("*.js"))
+STRING = r"'(?:[^'\\]|\\.)+'"
+PLACES = set(
+    re.findall(
+        r'data-i18n(?:-label)?="([\w.]+)"(?: aria-label="[^"]+"|>[^<]+)',
+        (STATIC / "index.html").read_text(encoding="utf-8"),
+    )
+)
 
 
 def test_vendored_files_have_their_recorded_hash() -> None:
@@ -46,7 +53,7 @@ def test_no_markup_or_code_from_strings(path: Path) -> None:
 
 
 def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
-    """Return the keys of both tables of every addStrings call of a module."""
+    """Return the English and the Chinese keys of every addStrings and addTexts call of a module."""
     source = path.read_text(encoding="utf-8")
     found = []
     for call in re.findall(r"^addStrings\(\n(.*?)^\);", source, flags=re.MULTILINE | re.DOTALL):
@@ -56,6 +63,17 @@ def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
                 set(re.findall(r"^\s+'([\w.@]+)':", table, flags=re.MULTILINE)) for table in tables
             ]
             found.append((keys[0], keys[1]))
+    calls = re.findall(r"^addTexts\('(\w+)', \{\n(.*?)^\}\);", source, flags=re.M | re.S)
+    for prefix, table in calls:
+        english, chinese = set(), set()
+        for line in table.splitlines():
+            entry = re.fullmatch(rf"  '?([\w.@]+)'?: (?:\[({STRING}), {STRING}\]|{STRING}),", line)
+            assert entry, f"must be `key: [English, Chinese],`; found {line.strip()!r}"
+            key = f"{prefix}.{entry[1]}"
+            chinese.add(key)
+            if entry[2] or key in PLACES:  # English of the page's own elements stands in index.html
+                english.add(key)
+        found.append((english, chinese))
     return found
 
 
@@ -72,8 +90,10 @@ def test_every_key_of_the_page_has_a_string() -> None:
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     used = set(re.findall(r'data-i18n(?:-label)?="([\w.]+)"', page))
     for path in MODULES:
-        used |= set(re.findall(r"translate\('([\w.]+)'", path.read_text(encoding="utf-8")))
-    assert used - known <= {"page.empty"}
+        used |= set(
+            re.findall(r"(?:translate|sentence)\('([\w.]+)'", path.read_text(encoding="utf-8"))
+        )
+    assert used <= known
 
 
 def test_style_attributes_and_handlers_are_not_in_the_page() -> None:

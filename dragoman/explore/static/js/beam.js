@@ -1,136 +1,85 @@
 // The beam search as a tree: columns are steps, kept hypotheses solid, dropped ones hollow, the winner heavy.
 // Lines and dots are drawn on a canvas of the window's size; names of nodes in view are real tree items over it.
-import { addStrings, formatNumber, formatProbability, formatScore, translate } from './i18n.js';
+import { addTexts, formatNumber, formatScore, hasString, translate } from './i18n.js';
 import { decodeExplanation } from './data.js';
-import { element, setAttributes } from './dom.js';
+import { setAttributes } from './dom.js';
 import { paintLater } from './draw.js';
+import { formatLogprob, hasModifier, make, sentence } from './parts.js';
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
-import { fill, quoted } from './text.js';
+import { quoted } from './text.js';
 
-addStrings(
-  {
-    'beam.shape.tree': 'Tree',
-    'beam.shape.list': 'List',
-    'beam.shape.table': 'Table',
-    'beam.shapes': 'How to show the search',
-    'beam.legend.winner': 'the translation',
-    'beam.legend.kept': 'kept in the beam',
-    'beam.legend.dropped': 'dropped',
-    'beam.count': '{nodes} candidates in {steps} steps, beam {width}',
-    'beam.left': ' ({count} of the worst are not shown)',
-    'beam.runner': '{other} lost with {score} against {best}. The two part at step {step}: the translation continues with {ours} ({p}), the other with {theirs} ({q}).',
-    'beam.only': 'The search finished only one hypothesis.',
-    'beam.finished': 'Finished hypotheses',
-    'beam.finishedHint': 'Scores are log-probabilities under the length penalty; the highest wins.',
-    'beam.column.rank': 'Rank',
-    'beam.column.text': 'Hypothesis',
-    'beam.column.normalised': 'Score',
-    'beam.column.sum': 'Sum',
-    'beam.column.step': 'Step',
-    'beam.column.token': 'Token',
-    'beam.column.p': 'Probability',
-    'beam.column.reason': 'Outcome',
-    'beam.page': 'Candidates {from} to {to} of {count}',
-    'beam.earlier': 'Earlier',
-    'beam.later': 'Later',
-    'beam.node': 'step {step}, {token}, probability {p}, {reason}',
-    'beam.root': 'start',
-    'beam.stop': '.',
-    'beam.step': 'Step {step}',
-    'beam.after': 'after {text}',
-    'beam.sum': 'sum {sum}',
-    'beam.continue': 'Continue from here',
-    'beam.continueHint': 'Force this beginning and let the model finish it.',
-    'beam.continueFile': 'To continue from here, run:',
-    'reason.winner': 'kept: part of the translation',
-    'reason.kept': 'kept: among the {width} best at this step',
-    'reason.beam_full': 'dropped: its score {cum} is {short} short of {cut}, the last that fitted into the beam',
-    'reason.finished': 'finished: number {rank} of the finished hypotheses, with score {normalised}',
-    'reason.finishedPlain': 'finished: one of the best complete hypotheses',
-    'reason.worse_finished': 'finished, but not among the best: they all have at least {cut}',
-    'reason.length_cap': 'dropped: the maximum length was reached before it ended',
-    'reason.no_repeat': 'forbidden: it would repeat an n-gram',
-    'reason.constraint': 'forbidden: by a constraint or the forced beginning',
-    'reason.duplicate': 'dropped: the same text as another hypothesis',
-    'reason.early_stop': 'dropped: at best it could still reach {cut}, not enough to enter the best',
-    'reason.unknown': 'dropped',
-  },
-  {
-    'beam.shape.tree': '树',
-    'beam.shape.list': '列表',
-    'beam.shape.table': '表格',
-    'beam.shapes': '搜索的显示方式',
-    'beam.legend.winner': '译文',
-    'beam.legend.kept': '留在束中',
-    'beam.legend.dropped': '被舍弃',
-    'beam.count': '{steps} 步中有 {nodes} 个候选，束宽 {width}',
-    'beam.left': '（另有 {count} 个最差的未显示）',
-    'beam.runner': '{other} 以 {score} 输给 {best}。两者在第 {step} 步分开：译文接着写 {ours}（{p}），另一个写 {theirs}（{q}）。',
-    'beam.only': '搜索只完成了一个假设。',
-    'beam.finished': '完成的假设',
-    'beam.finishedHint': '得分是经长度惩罚的对数概率，最高者胜出。',
-    'beam.column.rank': '名次',
-    'beam.column.text': '假设',
-    'beam.column.normalised': '得分',
-    'beam.column.sum': '总和',
-    'beam.column.step': '步',
-    'beam.column.token': '词元',
-    'beam.column.p': '概率',
-    'beam.column.reason': '结果',
-    'beam.page': '第 {from} 至 {to} 个候选，共 {count} 个',
-    'beam.earlier': '前面',
-    'beam.later': '后面',
-    'beam.node': '第 {step} 步，{token}，概率 {p}，{reason}',
-    'beam.root': '开始',
-    'beam.stop': '。',
-    'beam.step': '第 {step} 步',
-    'beam.after': '接在 {text} 之后',
-    'beam.sum': '总和 {sum}',
-    'beam.continue': '从这里继续',
-    'beam.continueHint': '固定这个开头，让模型写完。',
-    'beam.continueFile': '要从这里继续，请运行：',
-    'reason.winner': '保留：译文的一部分',
-    'reason.kept': '保留：这一步最好的 {width} 个之一',
-    'reason.beam_full': '舍弃：得分 {cum}，比束中最后一个的 {cut} 少 {short}',
-    'reason.finished': '完成：完成的假设中第 {rank} 名，得分 {normalised}',
-    'reason.finishedPlain': '完成：最好的完整假设之一',
-    'reason.worse_finished': '已完成，但不在最好之列：它们都不低于 {cut}',
-    'reason.length_cap': '舍弃：还没结束就到了最大长度',
-    'reason.no_repeat': '禁止：会重复一个 n 元组',
-    'reason.constraint': '禁止：由于约束或固定的开头',
-    'reason.duplicate': '舍弃：与另一个假设文字相同',
-    'reason.early_stop': '舍弃：最多只能达到 {cut}，进不了最好之列',
-    'reason.unknown': '舍弃',
-  },
-);
+addTexts('beam', {
+  tree: ['Tree', '树'],
+  list: ['List', '列表'],
+  table: ['Table', '表格'],
+  shapes: ['How to show the search', '搜索的显示方式'],
+  winner: ['the translation', '译文'],
+  kept: ['kept in the beam', '留在束中'],
+  dropped: ['dropped', '被舍弃'],
+  count: ['{nodes} candidates in {steps} steps, beam {width}', '{steps} 步中有 {nodes} 个候选，束宽 {width}'],
+  left: [' ({count} of the worst are not shown)', '（另有 {count} 个最差的未显示）'],
+  runner: ['{other} lost with {score} against {best}. The two part at step {step}: the translation continues with {ours} ({p}), the other with {theirs} ({q}).', '{other} 以 {score} 输给 {best}。两者在第 {step} 步分开：译文接着写 {ours}（{p}），另一个写 {theirs}（{q}）。'],
+  only: ['The search finished only one hypothesis.', '搜索只完成了一个假设。'],
+  finished: ['Finished hypotheses', '完成的假设'],
+  finishedHint: ['Scores are log-probabilities under the length penalty; the highest wins.', '得分是经长度惩罚的对数概率，最高者胜出。'],
+  'column.rank': ['Rank', '名次'],
+  'column.text': ['Hypothesis', '假设'],
+  'column.normalised': ['Score', '得分'],
+  'column.sum': ['Sum', '总和'],
+  'column.step': ['Step', '步'],
+  'column.token': ['Token', '词元'],
+  'column.p': ['Probability', '概率'],
+  'column.reason': ['Outcome', '结果'],
+  page: ['Candidates {from} to {to} of {count}', '第 {from} 至 {to} 个候选，共 {count} 个'],
+  earlier: ['Earlier', '前面'],
+  later: ['Later', '后面'],
+  node: ['step {step}, {token}, probability {p}, {reason}', '第 {step} 步，{token}，概率 {p}，{reason}'],
+  root: ['start', '开始'],
+  stop: ['.', '。'],
+  step: ['Step {step}', '第 {step} 步'],
+  after: ['after {text}', '接在 {text} 之后'],
+  continue: ['Continue from here', '从这里继续'],
+  continueHint: ['Force this beginning and let the model finish it.', '固定这个开头，让模型写完。'],
+  continueFile: ['To continue from here, run:', '要从这里继续，请运行：'],
+});
+addTexts('reason', {
+  winner: ['kept: part of the translation', '保留：译文的一部分'],
+  kept: ['kept: among the {width} best at this step', '保留：这一步最好的 {width} 个之一'],
+  beam_full: ['dropped: its score {cum} is {short} short of {cut}, the last that fitted into the beam', '舍弃：得分 {cum}，比束中最后一个的 {cut} 少 {short}'],
+  finished: ['finished: number {rank} of the finished hypotheses, with score {normalised}', '完成：完成的假设中第 {rank} 名，得分 {normalised}'],
+  finishedPlain: ['finished: one of the best complete hypotheses', '完成：最好的完整假设之一'],
+  worse_finished: ['finished, but not among the best: they all have at least {cut}', '已完成，但不在最好之列：它们都不低于 {cut}'],
+  length_cap: ['dropped: the maximum length was reached before it ended', '舍弃：还没结束就到了最大长度'],
+  no_repeat: ['forbidden: it would repeat an n-gram', '禁止：会重复一个 n 元组'],
+  constraint: ['forbidden: by a constraint or the forced beginning', '禁止：由于约束或固定的开头'],
+  duplicate: ['dropped: the same text as another hypothesis', '舍弃：与另一个假设文字相同'],
+  early_stop: ['dropped: at best it could still reach {cut}, not enough', '舍弃：最多只能达到 {cut}，进不了最好之列'],
+  unknown: ['dropped', '舍弃'],
+});
 
 const BEAM_ROW = 26;
 const BEAM_COLUMN = 112;
 const BEAM_LIST_ROW = 30;
 const BEAM_PAGE = 100;
 const BEAM_MARGIN = 18;
+const BEAM_TREES = new WeakMap();
 
 // Close the gaps that the tree layout leaves in a column, keeping its order, with the winner of every column level.
 function beamPack(columns, y, winner) {
-  let [top, bottom] = [0, 0];
+  const [top, bottom] = [[0], [0]];
   for (const column of columns) {
     column.sort((a, b) => y[a] - y[b]);
-    const packed = new Float32Array(column.length);
-    for (let i = 1; i < column.length; i++) {
-      packed[i] = packed[i - 1] + Math.min(y[column[i]] - y[column[i - 1]], 1.5 * BEAM_ROW);
-    }
-    const won = column.findIndex((node) => winner.has(node));
-    const level = won >= 0 ? packed[won] : packed[packed.length - 1] / 2;
+    const packed = [0];
+    for (let i = 1; i < column.length; i++) packed[i] = packed[i - 1] + Math.min(y[column[i]] - y[column[i - 1]], 1.5 * BEAM_ROW);
+    const level = packed[column.findIndex((node) => winner.has(node))] ?? packed.at(-1) / 2;
     column.forEach((node, i) => {
       y[node] = packed[i] - level;
     });
-    if (column.length) {
-      top = Math.min(top, -level);
-      bottom = Math.max(bottom, packed[packed.length - 1] - level);
-    }
+    top.push(-level);
+    bottom.push(packed.at(-1) - level);
   }
-  return [top, bottom];
+  return [Math.min(...top), Math.max(...bottom)];
 }
 
 // The nodes with what the drawing needs: children best first, the winner's path, positions by d3's tree layout.
@@ -139,23 +88,23 @@ export function buildBeam(ex) {
   return BEAM_TREES.get(ex);
 }
 
-const BEAM_TREES = new WeakMap();
-
 function beamTree(ex) {
   if (!ex.beam) return null;
-  const read = (name) => ex.tensor(ex.beam.nodes[name])?.data;
-  const fields = Object.fromEntries(['parent', 'token', 'logprob', 'cum', 'step', 'reason', 'cut'].map((name) => [name, read(name)]));
-  if (!fields.parent?.length) return null;
-  const count = fields.parent.length;
+  const names = ['parent', 'token', 'logprob', 'cum', 'step', 'reason', 'cut'];
+  const fields = Object.fromEntries(names.map((name) => [name, ex.tensor(ex.beam.nodes[name])?.data]));
+  const { parent, cum, step } = fields;
+  if (!parent?.length) return null;
+  const count = parent.length;
   const children = Array.from({ length: count }, () => []);
-  for (let i = 1; i < count; i++) children[fields.parent[i]].push(i);
+  for (let i = 1; i < count; i++) children[parent[i]].push(i);
+  const listed = (ex.nbest ?? []).filter((entry) => Number.isInteger(entry.leaf));
+  const leaves = listed.map((entry) => entry.leaf);
   const winner = new Set([0]);
-  const leaves = (ex.nbest ?? []).map((entry) => entry.leaf).filter((leaf) => leaf !== null && leaf !== undefined);
-  for (let node = leaves[0] ?? 0; node > 0; node = fields.parent[node]) winner.add(node);
-  for (const list of children) list.sort((a, b) => winner.has(b) - winner.has(a) || fields.cum[b] - fields.cum[a]);
+  for (let node = leaves[0] ?? 0; node > 0; node = parent[node]) winner.add(node);
+  for (const list of children) list.sort((a, b) => winner.has(b) - winner.has(a) || cum[b] - cum[a]);
   // The best child stands in the middle of its siblings, so the winner's path runs level.
   const spread = (list) => [...list.filter((_, i) => i % 2).reverse(), ...list.filter((_, i) => i % 2 === 0)];
-  const root = globalThis.d3.hierarchy(0, (node) => (children[node].length ? spread(children[node]) : null));
+  const root = globalThis.d3.hierarchy(0, (node) => spread(children[node]));
   globalThis.d3.tree().nodeSize([BEAM_ROW, BEAM_COLUMN]).separation(() => 1)(root);
   const x = new Float32Array(count);
   const y = new Float32Array(count);
@@ -163,643 +112,539 @@ function beamTree(ex) {
     x[point.data] = point.y + BEAM_MARGIN;
     y[point.data] = point.x;
   });
-  const steps = fields.step.reduce((most, step) => Math.max(most, step), 0) + 1;
+  const steps = step.reduce((most, each) => Math.max(most, each), 0) + 1;
   const columns = Array.from({ length: steps + 1 }, () => []);
-  for (let i = 0; i < count; i++) columns[fields.step[i] + 1].push(i);
+  for (let i = 0; i < count; i++) columns[step[i] + 1].push(i);
   const [top, bottom] = beamPack(columns, y, winner);
   for (let i = 0; i < count; i++) y[i] += BEAM_MARGIN - top;
-  return {
-    ...fields,
-    count,
-    children,
-    winner,
-    leaves,
-    x,
-    y,
-    columns,
-    steps,
-    width: ex.beam.width,
-    reasons: ex.beam.reasons,
-    extent: [(steps + 1) * BEAM_COLUMN + BEAM_MARGIN, bottom - top + 2 * BEAM_MARGIN],
-  };
+  const extent = [(steps + 1) * BEAM_COLUMN + BEAM_MARGIN, bottom - top + 2 * BEAM_MARGIN];
+  const { width, reasons } = ex.beam;
+  return { ...fields, count, children, winner, listed, leaves, x, y, columns, steps, width, reasons, extent };
 }
 
-export function beamToken(ex, beam, node) {
+function beamToken(ex, beam, node) {
   if (node === 0) return translate('beam.root');
-  const text = ex.token_texts?.[beam.token[node]] ?? `#${beam.token[node]}`;
-  return text.trim() || '␣';
+  return (ex.token_texts?.[beam.token[node]] ?? `#${beam.token[node]}`).trim() || '␣';
 }
 
 function beamPath(beam, node) {
   const path = [];
-  for (let at = node; at > 0; at = beam.parent[at]) path.push(at);
-  return path.reverse();
+  for (let at = node; at > 0; at = beam.parent[at]) path.unshift(at);
+  return path;
+}
+
+function beamText(ex, beam, path) {
+  return path.map((node) => ex.token_texts?.[beam.token[node]] ?? '').join('').trim();
 }
 
 // The n-best list, then the other hypotheses that ended, best first: {leaf, text, sum, normalised or null}.
 export function beamFinished(ex, beam) {
-  const listed = (ex.nbest ?? []).filter((entry) => entry.leaf !== null && entry.leaf !== undefined);
+  const [best] = beam.listed;
   // Only the GNMT penalty can be computed from the length; it must give the score that the search reported.
-  const alpha = Number(/^gnmt ([\d.]+)$/.exec(ex.score?.penalty ?? '')?.[1] ?? NaN);
-  const normalise = (node) => beam.cum[node] / ((5 + beam.step[node] + 1) / 6) ** alpha;
-  const known = listed.length > 0 && Math.abs(normalise(listed[0].leaf) - listed[0].normalised) < 1e-3;
-  const others = [];
+  const alpha = Number(/^gnmt ([\d.]+)$/.exec(ex.score?.penalty)?.[1]);
+  const normalise = (node) => beam.cum[node] / ((6 + beam.step[node]) / 6) ** alpha;
+  const known = best && Math.abs(normalise(best.leaf) - best.normalised) < 1e-3;
   const name = beam.reasons.indexOf('worse_finished');
-  for (let node = 1; node < beam.count; node++) {
-    if (beam.reason[node] !== name) continue;
-    others.push({ leaf: node, text: beamText(ex, beam, beam.parent[node]), sum: beam.cum[node], normalised: known ? normalise(node) : null });
-  }
+  const others = [...beam.reason.keys()].filter((node) => node && beam.reason[node] === name).map((leaf) => ({
+    leaf,
+    text: beamText(ex, beam, beamPath(beam, beam.parent[leaf])),
+    sum: beam.cum[leaf],
+    normalised: known ? normalise(leaf) : null,
+  }));
   others.sort((a, b) => (b.normalised ?? b.sum) - (a.normalised ?? a.sum));
-  return [...listed, ...others];
+  return [...beam.listed, ...others];
 }
 
-function beamText(ex, beam, node) {
-  return beamPath(beam, node).map((each) => ex.token_texts?.[beam.token[each]] ?? '').join('').trim();
-}
-
-// Whether the search continued with the node, or ended with it among its best.
-function beamAlive(beam, node) {
-  const reason = beam.reasons[beam.reason[node]];
-  return reason === 'kept' || reason === 'finished';
+// How a node is drawn: whether it is part of the translation, or the search kept it, or ended with it among its best.
+function beamKind(beam, node) {
+  if (beam.winner.has(node)) return 'winner';
+  return ['kept', 'finished'].includes(beam.reasons[beam.reason[node]]) ? 'kept' : 'dropped';
 }
 
 // Why the node was kept or dropped, in words, from the scores of the search.
-export function beamReason(ex, beam, node) {
-  const name = beam.reasons[beam.reason[node]];
-  if (name === 'finished') {
-    const rank = beam.leaves.indexOf(node);
-    if (rank < 0) return translate('reason.finishedPlain');
-    const entry = ex.nbest.find((each) => each.leaf === node);
-    return translate('reason.finished', { rank: rank + 1, normalised: formatScore(entry.normalised) });
-  }
-  if (name === 'kept') return translate(beam.winner.has(node) ? 'reason.winner' : 'reason.kept', { width: beam.width });
-  const cut = beam.cut[node];
-  if (['beam_full', 'worse_finished', 'early_stop'].includes(name) && Number.isNaN(cut)) return translate('reason.unknown');
-  const known = ['beam_full', 'worse_finished', 'length_cap', 'no_repeat', 'constraint', 'duplicate', 'early_stop'];
-  return translate(known.includes(name) ? `reason.${name}` : 'reason.unknown', {
-    cum: formatNumber(beam.cum[node]),
-    cut: name === 'beam_full' ? formatNumber(cut) : formatScore(cut),
-    short: formatNumber(cut - beam.cum[node]),
+function beamReason(beam, node) {
+  const [cut, cum] = [beam.cut[node], beam.cum[node]];
+  const rank = beam.leaves.indexOf(node);
+  let name = beam.reasons[beam.reason[node]];
+  if (name === 'finished' && rank < 0) name = 'finishedPlain';
+  else if (name === 'kept' && beam.winner.has(node)) name = 'winner';
+  else if (['beam_full', 'worse_finished', 'early_stop'].includes(name) && Number.isNaN(cut)) name = 'unknown';
+  return translate(hasString(`reason.${name}`) ? `reason.${name}` : 'reason.unknown', {
+    width: beam.width,
+    rank: rank + 1,
+    normalised: formatScore(beam.listed[rank]?.normalised),
+    cum: formatNumber(cum),
+    cut: (name === 'beam_full' ? formatNumber : formatScore)(cut),
+    short: formatNumber(cut - cum),
   });
 }
 
-function beamSentence(words) {
-  return `${words.slice(0, 1).toLocaleUpperCase()}${words.slice(1)}${translate('beam.stop')}`;
+// A table with a row for each node; the second cell is the row's header and selects the node.
+function beamTable(attributes, keys, rows) {
+  const style = (key) => ({ class: { sum: attributes.optional, reason: 'why' }[key] ?? null });
+  return make('table.data', { 'aria-labelledby': attributes.labelledby },
+    make('thead', make('tr', keys.map((key) => make('th', { scope: 'col', ...style(key) }, translate(`beam.column.${key}`))))),
+    make('tbody', rows.map(({ node, selected, onclick, lang, cells }) =>
+      make('tr', { 'data-leaf': node, class: selected ? 'selected' : null }, cells.map((cell, i) => (i === 1
+        ? make('th', { scope: 'row' }, make('button.plain.text', { onclick }, make('bdi', { lang }, cell)))
+        : make('td', style(keys[i]), cell)))))));
 }
 
-class BeamPanel {
-  constructor(body, context) {
-    this.context = context;
-    this.shape = 'tree';
-    this.beam = null;
-    this.answer = element('p', { class: 'answer' });
-    this.shapes = element('div', { class: 'segments', role: 'group' });
-    this.stage = element('div', { class: 'beam-stage' });
-    this.detail = element('div', { class: 'beam-detail' });
-    this.nbest = element('div', { class: 'beam-nbest' });
-    this.note = element('p', { class: 'quiet' });
-    body.append(
-      this.answer,
-      element('div', { class: 'row beam-bar' }, this.shapes, this.note),
-      this.stage,
-      element('div', { class: 'beam-below' }, this.detail, this.nbest),
-    );
-    this.tree = new BeamTree(this);
-    this.list = new BeamList(this);
-    this.table = new BeamTable(this);
-    context.onExplanation((ex) => this.build(ex));
-    context.store.subscribe((state, changed) => {
-      if (!this.beam || context.current() !== this.ex) return;
-      if (['node', 'step', 'time'].some((key) => changed.has(key))) this.update(changed);
-    });
-    onTheme(() => this.beam && this.tree.draw());
-  }
+export function mountBeam(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
+  const answer = make('p.answer');
+  const shapes = make('div.segments', { role: 'group' });
+  const note = make('p.quiet');
+  const stage = make('div.beam-stage');
+  const detail = make('div.beam-detail');
+  const nbest = make('div.beam-nbest');
+  let ex = null;
+  let beam = null;
+  let finished = [];
+  let shape = 'tree';
 
-  get view() {
-    return this[this.shape];
-  }
-
-  build(ex) {
-    this.ex = ex;
-    this.beam = buildBeam(ex);
-    if (!this.beam) {
-      this.stage.replaceChildren();
-      return;
-    }
-    setAttributes(this.shapes, { 'aria-label': translate('beam.shapes') });
-    this.shapes.replaceChildren(...['tree', 'list', 'table'].map((shape) => element('button', {
-      type: 'button',
-      'aria-pressed': shape === this.shape,
-      onclick: (event) => {
-        this.shape = shape;
-        for (const each of this.shapes.children) each.setAttribute('aria-pressed', each === event.currentTarget);
-        this.show();
-      },
-    }, translate(`beam.shape.${shape}`))));
-    const left = ex.limits?.beam_dropped ?? 0;
-    this.note.textContent = translate('beam.count', { nodes: this.beam.count - 1, steps: this.beam.steps, width: this.beam.width })
-      + (left ? translate('beam.left', { count: left }) : '');
-    this.finished = beamFinished(ex, this.beam);
-    this.showAnswer();
-    this.showNBest();
-    this.show();
-  }
+  const token = (node) => beamToken(ex, beam, node);
+  const chance = (node) => formatLogprob(beam.logprob[node]);
+  const score = ({ normalised, sum }) => formatScore(normalised ?? sum);
 
   // The node that is selected, or the translation's node at the selected step.
-  active() {
-    const { node, step } = this.context.store.get();
-    if (node !== null && node < this.beam.count) return node;
-    return [...this.beam.winner].find((each) => this.beam.step[each] === step) ?? 0;
+  function active() {
+    const { node, step } = store.get();
+    return node ?? [...beam.winner].find((each) => beam.step[each] === step) ?? 0;
   }
 
-  // Nodes after this step are not shown while stepping through decoding.
-  horizon() {
-    const { time, step } = this.context.store.get();
-    return time ? (step ?? 0) : Infinity;
+  // Whether the node was known at the selected step, while stepping through decoding.
+  function isKnown(node) {
+    const { time, step } = store.get();
+    return !time || beam.step[node] <= (step ?? 0);
   }
 
-  select(node, { announce = true } = {}) {
-    const patch = { node };
-    if (node > 0 && this.beam.winner.has(node) && this.beam.step[node] < this.ex.steps.length) patch.step = this.beam.step[node];
-    this.context.store.set(patch);
-    if (announce) this.context.announce(this.name(node));
+  function select(node) {
+    const onWay = node > 0 && beam.winner.has(node) && beam.step[node] < ex.steps.length;
+    store.set({ node, ...(onWay && { step: beam.step[node] }) });
+    announce(name(node));
   }
 
-  name(node) {
+  function name(node) {
     if (node === 0) return translate('beam.root');
-    return translate('beam.node', {
-      step: this.beam.step[node] + 1,
-      token: beamToken(this.ex, this.beam, node),
-      p: formatProbability(Math.exp(this.beam.logprob[node])),
-      reason: beamReason(this.ex, this.beam, node),
-    });
+    return translate('beam.node', { step: beam.step[node] + 1, token: token(node), p: chance(node), reason: beamReason(beam, node) });
   }
 
-  show() {
-    this.stage.replaceChildren(this.view.node);
-    this.view.build();
-    this.update(new Set(['node']));
+  // A scrolling tree with one tab stop. `moves(node)` maps keys to the node that they lead to, or to a function.
+  function treeBox(kind, content, moves) {
+    return make(kind, {
+      role: 'tree',
+      tabindex: 0,
+      'data-widget': 'beam',
+      onclick: ({ target }) => {
+        const item = target.closest('[role="treeitem"]');
+        if (target.closest('.twist')) toggle(Number(item.dataset.node));
+        else if (item) select(Number(item.dataset.node));
+      },
+      onkeydown: (event) => {
+        const node = active();
+        const targets = { Home: 0, Enter: node, ' ': node, ...moves(node) };
+        if (hasModifier(event) || !(event.key in targets)) return;
+        event.preventDefault();
+        const next = targets[event.key];
+        if (typeof next === 'function') next();
+        else if (next >= 0 && isKnown(next)) select(next);
+      },
+    }, content);
   }
 
-  update(changed) {
-    this.view.update(changed);
-    this.showDetail();
-    for (const row of this.nbest.querySelectorAll('tr[data-leaf]')) {
-      row.classList.toggle('selected', Number(row.dataset.leaf) === this.context.store.get().node);
-    }
+  function itemAttributes(node) {
+    const siblings = node ? beam.children[beam.parent[node]] : [0];
+    return {
+      id: `beam-node-${node}`,
+      'data-node': node,
+      'aria-label': name(node),
+      'aria-level': beam.step[node] + 2,
+      'aria-setsize': siblings.length,
+      'aria-posinset': siblings.indexOf(node) + 1,
+      'aria-expanded': beam.children[node].length ? true : null,
+    };
   }
 
-  showAnswer() {
-    const { ex, beam } = this;
-    const [best, other] = this.finished;
-    this.answer.textContent = '';
-    if (!other || !best) {
-      if (this.finished.length === 1) this.answer.textContent = translate('beam.only');
-      return;
-    }
-    const ours = beamPath(beam, best.leaf);
-    const theirs = beamPath(beam, other.leaf);
-    const at = ours.findIndex((node, i) => node !== theirs[i]);
-    if (at < 0 || theirs[at] === undefined) return;
-    const lang = ex.target.lang || null;
-    const token = (node) => quoted(beamToken(ex, beam, node), lang);
-    const score = (entry) => formatScore(entry.normalised ?? entry.sum);
-    this.answer.replaceChildren(...fill(translate('beam.runner'), {
-      other: quoted(other.text, lang),
-      score: score(other),
-      best: score(other.normalised === null ? { sum: best.sum } : best),
-      step: at + 1,
-      ours: token(ours[at]),
-      theirs: token(theirs[at]),
-      p: formatProbability(Math.exp(beam.logprob[ours[at]])),
-      q: formatProbability(Math.exp(beam.logprob[theirs[at]])),
-    }));
+  // Scroll a box as little as brings [from, to] into view.
+  function revealRange(box, side, size, from, to) {
+    if (from < box[side]) box[side] = from;
+    else if (to > box[side] + box[size]) box[side] = to - box[size];
   }
 
-  showNBest() {
-    const { ex } = this;
-    const head = ['rank', 'text', 'normalised', 'sum'].map((key) =>
-      element('th', { scope: 'col', class: key === 'sum' ? 'optional' : null }, translate(`beam.column.${key}`)));
-    const rows = this.finished.slice(0, 8).map((entry, rank) => element('tr', { 'data-leaf': entry.leaf },
-      element('td', {}, rank + 1),
-      element('th', { scope: 'row' }, element('button', { type: 'button', class: 'plain text', onclick: () => this.select(entry.leaf) },
-        element('bdi', { lang: ex.target.lang || null }, entry.text))),
-      element('td', {}, formatScore(entry.normalised)),
-      element('td', { class: 'optional' }, formatNumber(entry.sum))));
-    this.nbest.hidden = !rows.length;
-    this.nbest.replaceChildren(
-      element('h3', { id: 'beam-finished' }, translate('beam.finished')),
-      element('table', { class: 'data', 'aria-labelledby': 'beam-finished' },
-        element('thead', {}, element('tr', {}, head)), element('tbody', {}, rows)),
-      element('p', { class: 'quiet' }, translate('beam.finishedHint')),
-    );
-  }
-
-  showDetail() {
-    const { ex, beam } = this;
-    const node = this.active();
-    if (node === 0) {
-      this.detail.replaceChildren();
-      return;
-    }
-    const lang = ex.target.lang || null;
-    const path = beamPath(beam, beam.parent[node]);
-    const before = (path.length > 12 ? '… ' : '') + path.slice(-12).map((each) => ex.token_texts?.[beam.token[each]] ?? '').join('').trim();
-    const parts = [
-      element('h3', {}, `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(beamToken(ex, beam, node), lang)),
-      element('p', { class: 'answer', id: 'beam-reason' }, beamSentence(beamReason(ex, beam, node))),
-      element('p', { class: 'quiet' },
-        ...(before ? [...fill(translate('beam.after'), { text: quoted(before, lang) }), ' · '] : []),
-        `${translate('beam.column.p')} ${formatProbability(Math.exp(beam.logprob[node]))} · `,
-        translate('beam.sum', { sum: formatNumber(beam.cum[node]) })),
-    ];
-    const ids = beamPath(beam, node).map((each) => beam.token[each]);
-    const isEnd = ex.target.tokens.some((token) => token.special && token.id === beam.token[node]);
-    if (!beam.winner.has(node) && !isEnd) {
-      if (this.context.api) {
-        parts.push(element('div', { class: 'row' },
-          element('button', { type: 'button', onclick: () => this.resume(ids) }, translate('beam.continue')),
-          element('span', { class: 'quiet' }, translate('beam.continueHint'))));
-      } else {
-        parts.push(element('p', { class: 'quiet' }, translate('beam.continueFile')),
-          element('code', { class: 'command', tabindex: '0' }, explainCommand(ex, ['--prefix', shellQuote(beamText(ex, beam, node))])));
-      }
-    }
-    this.detail.replaceChildren(...parts);
-  }
-
-  // Translate again with the tokens up to a node forced.
-  async resume(ids) {
-    const { api, fail, replace, announce } = this.context;
-    const { beam, length_penalty: penalty } = this.ex.request ?? {};
-    announce(translate('page.loading'));
-    try {
-      const next = await api.explain({ text: this.ex.source.text, beam, length_penalty: penalty, prefix_ids: ids });
-      this.context.store.set({ node: null });
-      replace(decodeExplanation(next));
-      this.context.visit('strip');
-    } catch (error) {
-      fail(error);
-    }
-  }
-}
-
-// The drawing: a canvas of the window's size under tree items for the nodes in view.
-class BeamTree {
-  constructor(panel) {
-    this.panel = panel;
-    this.canvas = element('canvas', { 'aria-hidden': 'true' });
-    this.items = element('div', { class: 'beam-items', role: 'presentation' });
-    this.space = element('div', { class: 'beam-space', role: 'presentation' }, this.canvas, this.items);
-    this.scroller = element('div', { class: 'beam-scroller', role: 'tree', tabindex: '0', 'data-widget': 'beam' }, this.space);
-    this.legend = element('p', { class: 'legend' });
-    this.node = element('div', {}, this.scroller, this.legend);
-    this.frame = 0;
-    this.revealActive = () => panel.beam && this.reveal(panel.active());
-    this.redraw = () => this.draw();
-    this.scroller.addEventListener('scroll', () => this.schedule());
-    this.scroller.addEventListener('keydown', (event) => this.move(event));
-    this.scroller.addEventListener('click', (event) => {
-      const item = event.target.closest('[role="treeitem"]');
-      if (item) panel.select(Number(item.dataset.node));
-    });
-    new ResizeObserver(() => this.schedule()).observe(this.scroller);
-  }
-
-  build() {
-    const { beam } = this.panel;
-    setAttributes(this.scroller, { 'aria-label': translate('beam.title') });
-    this.space.style.inlineSize = `${beam.extent[0]}px`;
-    this.space.style.blockSize = `${beam.extent[1]}px`;
-    this.scroller.style.blockSize = `${Math.min(beam.extent[1] + 26, 420)}px`;
-    this.legend.replaceChildren(...['winner', 'kept', 'dropped'].map((kind) =>
-      element('span', { class: `key beam-${kind}` }, translate(`beam.legend.${kind}`))));
-    this.labels = new Map();
-    this.version = (this.version ?? 0) + 1;
-    this.center(this.panel.active());
-  }
-
-  schedule() {
-    cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => this.panel.beam && this.draw());
-  }
-
-  update(changed) {
-    if (changed.has('node') || changed.has('step')) paintLater(this.revealActive);
-    paintLater(this.redraw);
-  }
-
-  center(node) {
-    const { beam } = this.panel;
-    this.scroller.scrollTop = beam.y[node] - this.scroller.clientHeight / 2;
-  }
-
-  // Scroll as little as brings the node into view.
-  reveal(node) {
-    const { beam } = this.panel;
-    const box = this.scroller;
-    const [x, y] = [beam.x[node], beam.y[node]];
-    if (x < box.scrollLeft + BEAM_COLUMN) box.scrollLeft = x - BEAM_COLUMN - BEAM_MARGIN;
-    else if (x + 2 * BEAM_COLUMN > box.scrollLeft + box.clientWidth) box.scrollLeft = x + 2 * BEAM_COLUMN - box.clientWidth;
-    if (y < box.scrollTop + BEAM_ROW) box.scrollTop = y - 2 * BEAM_ROW;
-    else if (y + 2 * BEAM_ROW > box.scrollTop + box.clientHeight) box.scrollTop = y + 2 * BEAM_ROW - box.clientHeight;
-  }
-
-  move(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const { beam } = this.panel;
-    const node = this.panel.active();
-    const horizon = this.panel.horizon();
+  // The drawing: a canvas of the window's size under tree items for the nodes in view.
+  const canvas = make('canvas', { 'aria-hidden': true });
+  const items = make('div.beam-items', { role: 'presentation' });
+  const space = make('div.beam-space', { role: 'presentation' }, canvas, items);
+  const legend = make('p.legend');
+  const treeScroller = treeBox('div.beam-scroller', space, (node) => {
     const column = beam.columns[beam.step[node] + 1];
     const at = column.indexOf(node);
-    const next = {
+    return {
       ArrowRight: beam.children[node][0],
       ArrowLeft: beam.parent[node],
       ArrowDown: column[at + 1],
       ArrowUp: column[at - 1],
-      Home: 0,
       End: beam.leaves[0],
-    }[event.key];
-    if (event.key === 'Enter' || event.key === ' ') this.panel.select(node);
-    else if (!['ArrowRight', 'ArrowLeft', 'ArrowDown', 'ArrowUp', 'Home', 'End'].includes(event.key)) return;
-    event.preventDefault();
-    if (next !== undefined && next >= 0 && beam.step[next] <= horizon) this.panel.select(next);
+    };
+  });
+  let frame = 0;
+  let widths = new Map();
+  let version = 0;
+  const schedule = () => {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(draw);
+  };
+  treeScroller.addEventListener('scroll', schedule);
+  new ResizeObserver(schedule).observe(treeScroller);
+
+  function buildTree() {
+    const [wide, high] = beam.extent;
+    Object.assign(space.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
+    treeScroller.style.blockSize = `${Math.min(high + 26, 420)}px`;
+    legend.replaceChildren(...['winner', 'kept', 'dropped'].map((kind) => make(`span.key.beam-${kind}`, translate(`beam.${kind}`))));
+    widths = new Map();
+    version += 1;
+    treeScroller.scrollTop = beam.y[active()] - treeScroller.clientHeight / 2;
   }
 
-  draw() {
-    const { panel, canvas, scroller } = this;
-    const { beam, ex } = panel;
-    if (!beam || !scroller.isConnected || !scroller.clientWidth) return;
-    const [wide, high] = [scroller.clientWidth, scroller.clientHeight];
+  function reveal() {
+    if (!beam) return;
+    const [x, y] = [beam.x[active()], beam.y[active()]];
+    revealRange(treeScroller, 'scrollLeft', 'clientWidth', x - BEAM_COLUMN, x + 2 * BEAM_COLUMN);
+    revealRange(treeScroller, 'scrollTop', 'clientHeight', y - BEAM_ROW, y + 2 * BEAM_ROW);
+  }
+
+  function updateTree(moved) {
+    if (moved) paintLater(reveal);
+    paintLater(draw);
+  }
+
+  function draw() {
+    const { clientWidth: wide, clientHeight: high, scrollLeft: left, scrollTop: top } = treeScroller;
+    if (!beam || !wide) return;
     const ratio = window.devicePixelRatio || 1;
-    if (canvas.width !== Math.round(wide * ratio) || canvas.height !== Math.round(high * ratio)) {
-      canvas.width = Math.round(wide * ratio);
-      canvas.height = Math.round(high * ratio);
-      canvas.style.inlineSize = `${wide}px`;
-      canvas.style.blockSize = `${high}px`;
+    const size = [wide, high].map((length) => Math.round(length * ratio));
+    if (canvas.width !== size[0] || canvas.height !== size[1]) {
+      [canvas.width, canvas.height] = size;
+      Object.assign(canvas.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
     }
-    const [left, top] = [scroller.scrollLeft, scroller.scrollTop];
     const context = canvas.getContext('2d');
     context.setTransform(ratio, 0, 0, ratio, -left * ratio, -top * ratio);
     context.clearRect(left, top, wide, high);
-    const colors = Object.fromEntries(['accent', 'accent-soft', 'edge', 'ink', 'panel'].map((name) => [name, themeColor(`--${name}`)]));
-    const active = panel.active();
-    const horizon = panel.horizon();
-    const { step } = panel.context.store.get();
+    context.font = `15px ${getComputedStyle(treeScroller).getPropertyValue('--serif')}`;
+    const [accent, soft, edge, ink, panel] = ['accent', 'accent-soft', 'edge', 'ink', 'panel'].map((each) => themeColor(`--${each}`));
+    const stroke = (color, width) => {
+      context.strokeStyle = color;
+      context.lineWidth = width;
+      context.stroke();
+    };
+    const circle = (node, radius) => {
+      context.beginPath();
+      context.arc(beam.x[node], beam.y[node], radius, 0, 2 * Math.PI);
+    };
     const first = Math.max(0, Math.floor((left - BEAM_MARGIN) / BEAM_COLUMN) - 1);
-    const last = Math.min(beam.steps, Math.ceil((left + wide) / BEAM_COLUMN) + 1, horizon + 1);
-    if (step !== null && step + 1 >= first && step + 1 <= last) {
-      context.fillStyle = colors['accent-soft'];
+    const nodes = beam.columns.slice(first, Math.ceil((left + wide) / BEAM_COLUMN) + 2).flat().filter(isKnown);
+    const { step } = store.get();
+    if (step !== null) {
+      context.fillStyle = soft;
       context.globalAlpha = 0.45;
       context.fillRect(BEAM_MARGIN + (step + 1) * BEAM_COLUMN - 12, top, BEAM_COLUMN - 4, high);
       context.globalAlpha = 1;
     }
-    const path = new Set(beamPath(beam, active));
-    const shown = [];
-    const near = (node) => beam.y[node] >= top - BEAM_ROW && beam.y[node] <= top + high + BEAM_ROW;
-    context.font = `15px ${getComputedStyle(scroller).getPropertyValue('--serif')}`;
-    const end = (node) => beam.x[node] + 10 + Math.min(BEAM_COLUMN - 34, this.measure(context, ex, node));
-    for (const pass of ['dropped', 'kept', 'winner']) {
+    const isAbove = (node) => beam.y[node] < top - BEAM_ROW;
+    const isBelow = (node) => beam.y[node] > top + high + BEAM_ROW;
+    const end = (node) => {
+      const text = token(node);
+      if (!widths.has(text)) widths.set(text, context.measureText(text).width);
+      return beam.x[node] + 10 + Math.min(BEAM_COLUMN - 34, widths.get(text));
+    };
+    const colors = { dropped: edge, kept: ink, winner: accent };
+    for (const [kind, color] of Object.entries(colors)) {
       context.beginPath();
-      for (let column = Math.max(1, first); column <= last; column++) {
-        for (const node of beam.columns[column]) {
-          const kind = beam.winner.has(node) ? 'winner' : beamAlive(beam, node) ? 'kept' : 'dropped';
-          const parent = beam.parent[node];
-          if (kind !== pass || (!near(node) && !near(parent) && (beam.y[node] - top) * (beam.y[parent] - top) > 0)) continue;
-          const [x0, y0, x1, y1] = [end(parent), beam.y[parent], beam.x[node] - 5, beam.y[node]];
-          const bend = Math.max(12, (x1 - x0) / 2);
-          context.moveTo(x0, y0);
-          context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
-        }
+      for (const node of nodes) {
+        const parent = beam.parent[node];
+        const unseen = (isAbove(node) && isAbove(parent)) || (isBelow(node) && isBelow(parent));
+        if (node === 0 || unseen || beamKind(beam, node) !== kind) continue;
+        const [x0, y0, x1, y1] = [end(parent), beam.y[parent], beam.x[node] - 5, beam.y[node]];
+        const bend = Math.max(12, (x1 - x0) / 2);
+        context.moveTo(x0, y0);
+        context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
       }
-      context.strokeStyle = pass === 'winner' ? colors.accent : pass === 'kept' ? colors.ink : colors.edge;
-      context.lineWidth = pass === 'winner' ? 3 : 1;
-      context.setLineDash(pass === 'dropped' ? [3, 3] : []);
-      context.stroke();
+      context.setLineDash(kind === 'dropped' ? [3, 3] : []);
+      stroke(color, kind === 'winner' ? 3 : 1);
     }
-    context.setLineDash([]);
-    for (let column = first; column <= last; column++) {
-      for (const node of beam.columns[column]) {
-        if (!near(node)) continue;
-        shown.push(node);
-        const won = beam.winner.has(node);
-        context.beginPath();
-        context.arc(beam.x[node], beam.y[node], won ? 5 : 4, 0, 2 * Math.PI);
-        context.fillStyle = won ? colors.accent : beamAlive(beam, node) ? colors.ink : colors.panel;
-        context.fill();
-        context.strokeStyle = won ? colors.accent : beamAlive(beam, node) ? colors.ink : colors.edge;
-        context.lineWidth = 1.5;
-        context.stroke();
-        if (path.has(node)) {
-          context.beginPath();
-          context.arc(beam.x[node], beam.y[node], 8, 0, 2 * Math.PI);
-          context.strokeStyle = colors.accent;
-          context.lineWidth = node === active ? 2 : 1;
-          context.stroke();
-        }
+    const chosen = active();
+    const path = new Set(beamPath(beam, chosen));
+    const shown = nodes.filter((node) => !isAbove(node) && !isBelow(node));
+    for (const node of shown) {
+      const kind = beamKind(beam, node);
+      circle(node, kind === 'winner' ? 5 : 4);
+      context.fillStyle = kind === 'dropped' ? panel : colors[kind];
+      context.fill();
+      stroke(colors[kind], 1.5);
+      if (path.has(node)) {
+        circle(node, 8);
+        stroke(accent, node === chosen ? 2 : 1);
       }
     }
-    if (!shown.includes(active) && beam.step[active] <= horizon) shown.push(active);
-    this.place(shown, active);
-  }
-
-  measure(context, ex, node) {
-    const token = beamToken(ex, this.panel.beam, node);
-    if (!this.labels.has(token)) this.labels.set(token, context.measureText(token).width);
-    return this.labels.get(token);
+    if (!shown.includes(chosen) && isKnown(chosen)) shown.push(chosen);
+    place(shown, chosen);
   }
 
   // Tree items for the nodes in view, the elements of nodes that left it used again.
-  place(nodes, active) {
-    const { beam, ex } = this.panel;
-    const shown = new Map([...this.items.children].map((item) => [Number(item.dataset.node), item]));
-    const free = [...shown.entries()].filter(([node]) => !nodes.includes(node)).map(([, item]) => item);
-    nodes.forEach((node) => {
-      const item = shown.get(node) ?? free.pop() ?? this.items.appendChild(element('div', { role: 'treeitem' }, element('bdi')));
-      const key = `${this.version} ${node}`;
+  function place(nodes, chosen) {
+    const placed = new Map([...items.children].map((item) => [Number(item.dataset.node), item]));
+    const free = [...placed].filter(([node]) => !nodes.includes(node)).map(([, item]) => item);
+    for (const node of nodes) {
+      const item = placed.get(node) ?? free.pop() ?? items.appendChild(make('div', { role: 'treeitem' }, make('bdi')));
+      const key = `${version} ${node}`;
       if (item.dataset.key !== key) {
-        const siblings = node ? beam.children[beam.parent[node]] : [0];
-        item.firstChild.textContent = beamToken(ex, beam, node);
-        item.firstChild.lang = ex.target.lang || '';
-        item.classList.toggle('winner', beam.winner.has(node));
-        setAttributes(item, {
-          id: `beam-node-${node}`,
-          'data-node': node,
-          'data-key': key,
-          'aria-label': this.panel.name(node),
-          'aria-level': beam.step[node] + 2,
-          'aria-setsize': siblings.length,
-          'aria-posinset': siblings.indexOf(node) + 1,
-          'aria-expanded': beam.children[node].length ? 'true' : null,
-        });
+        item.firstChild.textContent = token(node);
+        setAttributes(item, { ...itemAttributes(node), 'data-key': key, class: beam.winner.has(node) ? 'winner' : null });
+        setAttributes(item.firstChild, { lang: ex.target.lang });
         item.style.transform = `translate(${beam.x[node] - 9}px, ${beam.y[node] - BEAM_ROW / 2}px)`;
       }
-      if (item.ariaSelected !== String(node === active)) item.ariaSelected = String(node === active);
-    });
-    for (const item of free) item.remove();
-    this.scroller.setAttribute('aria-activedescendant', `beam-node-${active}`);
-  }
-}
-
-// The same nodes as an indented list; only the rows in view are in the document.
-class BeamList {
-  constructor(panel) {
-    this.panel = panel;
-    this.space = element('div', { class: 'beam-space', role: 'presentation' });
-    this.scroller = element('div', { class: 'beam-scroller beam-list', role: 'tree', tabindex: '0', 'data-widget': 'beam' }, this.space);
-    this.node = this.scroller;
-    this.scroller.addEventListener('scroll', () => this.draw());
-    this.scroller.addEventListener('keydown', (event) => this.move(event));
-    this.scroller.addEventListener('click', (event) => {
-      const item = event.target.closest('[role="treeitem"]');
-      if (!item) return;
-      const node = Number(item.dataset.node);
-      if (event.target.closest('.twist')) this.toggle(node);
-      else panel.select(node);
-    });
-  }
-
-  build() {
-    setAttributes(this.scroller, { 'aria-label': translate('beam.title') });
-    this.open = new Set(this.panel.beam.winner);
-    this.flatten();
-  }
-
-  flatten() {
-    const { beam } = this.panel;
-    const horizon = this.panel.horizon();
-    this.rows = [];
-    const stack = [0];
-    while (stack.length) {
-      const node = stack.pop();
-      if (beam.step[node] > horizon) continue;
-      this.rows.push(node);
-      if (this.open.has(node)) for (let i = beam.children[node].length - 1; i >= 0; i--) stack.push(beam.children[node][i]);
+      if (item.ariaSelected !== String(node === chosen)) item.ariaSelected = node === chosen;
     }
-    this.space.style.blockSize = `${this.rows.length * BEAM_LIST_ROW}px`;
-    this.draw();
+    for (const item of free) item.remove();
+    treeScroller.setAttribute('aria-activedescendant', `beam-node-${chosen}`);
   }
 
-  toggle(node) {
-    if (this.open.has(node)) this.open.delete(node);
-    else this.open.add(node);
-    this.flatten();
+  // The same nodes as an indented list; only the rows in view are in the document.
+  const listSpace = make('div.beam-space', { role: 'presentation' });
+  const listScroller = treeBox('div.beam-scroller.beam-list', listSpace, (node) => {
+    const at = rows.indexOf(node);
+    const isOpen = opened.has(node) && beam.children[node].length > 0;
+    return {
+      ArrowDown: rows[at + 1],
+      ArrowUp: rows[at - 1],
+      End: rows.at(-1),
+      ArrowRight: isOpen ? beam.children[node][0] : () => toggle(node),
+      ArrowLeft: isOpen ? () => toggle(node) : beam.parent[node],
+    };
+  });
+  let opened = new Set();
+  let rows = [];
+  listScroller.addEventListener('scroll', drawList);
+
+  function flatten(node) {
+    return isKnown(node) ? [node, ...(opened.has(node) ? beam.children[node].flatMap(flatten) : [])] : [];
   }
 
-  update() {
-    const { beam } = this.panel;
-    const active = this.panel.active();
-    for (let node = beam.parent[active]; node >= 0; node = beam.parent[node]) this.open.add(node);
-    this.flatten();
-    const at = this.rows.indexOf(active) * BEAM_LIST_ROW;
-    const box = this.scroller;
-    if (at < box.scrollTop) box.scrollTop = at;
-    else if (at + BEAM_LIST_ROW > box.scrollTop + box.clientHeight) box.scrollTop = at + BEAM_LIST_ROW - box.clientHeight;
-    this.draw();
+  function showRows() {
+    rows = flatten(0);
+    listSpace.style.blockSize = `${rows.length * BEAM_LIST_ROW}px`;
+    drawList();
   }
 
-  move(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const { beam } = this.panel;
-    const node = this.panel.active();
-    const at = this.rows.indexOf(node);
-    const open = this.open.has(node) && beam.children[node].length > 0;
-    let next = null;
-    if (event.key === 'ArrowDown') next = this.rows[at + 1];
-    else if (event.key === 'ArrowUp') next = this.rows[at - 1];
-    else if (event.key === 'Home') next = this.rows[0];
-    else if (event.key === 'End') next = this.rows[this.rows.length - 1];
-    else if (event.key === 'ArrowRight' && open) next = beam.children[node][0];
-    else if (event.key === 'ArrowRight') this.toggle(node);
-    else if (event.key === 'ArrowLeft' && open) this.toggle(node);
-    else if (event.key === 'ArrowLeft') next = beam.parent[node];
-    else if (event.key === 'Enter' || event.key === ' ') next = node;
-    else return;
-    event.preventDefault();
-    if (next !== null && next !== undefined && next >= 0) this.panel.select(next);
+  function toggle(node) {
+    if (!opened.delete(node)) opened.add(node);
+    showRows();
   }
 
-  draw() {
-    const { beam, ex } = this.panel;
-    if (!beam || !this.rows) return;
-    const active = this.panel.active();
-    const from = Math.max(0, Math.floor(this.scroller.scrollTop / BEAM_LIST_ROW) - 4);
-    const to = Math.min(this.rows.length, from + Math.ceil((this.scroller.clientHeight || 420) / BEAM_LIST_ROW) + 8);
-    this.space.replaceChildren(...this.rows.slice(from, to).map((node, i) => {
-      const siblings = node ? beam.children[beam.parent[node]] : [0];
-      const has = beam.children[node].length > 0;
-      const row = element('div', {
+  function updateList() {
+    for (const node of [0, ...beamPath(beam, beam.parent[active()])]) opened.add(node);
+    showRows();
+    const at = rows.indexOf(active()) * BEAM_LIST_ROW;
+    revealRange(listScroller, 'scrollTop', 'clientHeight', at, at + BEAM_LIST_ROW);
+    drawList();
+  }
+
+  function drawList() {
+    if (!beam) return;
+    const chosen = active();
+    const from = Math.max(0, Math.floor(listScroller.scrollTop / BEAM_LIST_ROW) - 4);
+    const shown = rows.slice(from, from + Math.ceil((listScroller.clientHeight || 420) / BEAM_LIST_ROW) + 8);
+    listSpace.replaceChildren(...shown.map((node, i) => {
+      const attributes = itemAttributes(node);
+      if (attributes['aria-expanded']) attributes['aria-expanded'] = opened.has(node);
+      const row = make(`div.${beamKind(beam, node)}`, {
+        ...attributes,
         role: 'treeitem',
-        id: `beam-node-${node}`,
-        'data-node': node,
-        class: beam.winner.has(node) ? 'winner' : beamAlive(beam, node) ? 'kept' : 'dropped',
-        'aria-label': this.panel.name(node),
-        'aria-level': beam.step[node] + 2,
-        'aria-setsize': siblings.length,
-        'aria-posinset': siblings.indexOf(node) + 1,
-        'aria-selected': node === active,
-        'aria-expanded': has ? String(this.open.has(node)) : null,
+        'aria-selected': node === chosen,
         var: { level: Math.min(beam.step[node] + 1, 12) },
       },
-      element('span', { class: 'twist', 'aria-hidden': 'true' }, has ? (this.open.has(node) ? '▾' : '▸') : ''),
-      element('span', { class: 'dot', 'aria-hidden': 'true' }),
-      element('bdi', { lang: ex.target.lang || null }, beamToken(ex, beam, node)),
-      element('span', { class: 'number' }, node ? formatProbability(Math.exp(beam.logprob[node])) : ''),
-      element('span', { class: 'why' }, node ? beamReason(ex, beam, node) : ''));
+      make('span.twist', { 'aria-hidden': true }, { true: '▾', false: '▸' }[attributes['aria-expanded']]),
+      make('span.dot', { 'aria-hidden': true }),
+      make('bdi', { lang: ex.target.lang }, token(node)),
+      make('span.number', node > 0 && chance(node)),
+      make('span.why', node > 0 && beamReason(beam, node)));
       row.style.insetBlockStart = `${(from + i) * BEAM_LIST_ROW}px`;
       return row;
     }));
-    if (this.rows.slice(from, to).includes(active)) this.scroller.setAttribute('aria-activedescendant', `beam-node-${active}`);
-    else this.scroller.removeAttribute('aria-activedescendant');
-  }
-}
-
-// The same nodes as a table, a hundred rows at a time.
-class BeamTable {
-  constructor(panel) {
-    this.panel = panel;
-    this.page = 0;
-    this.node = element('div', { class: 'beam-table' });
+    setAttributes(listScroller, { 'aria-activedescendant': shown.includes(chosen) ? `beam-node-${chosen}` : null });
   }
 
-  build() {
-    this.page = 0;
-  }
+  // The same nodes as a table, a hundred rows at a time.
+  const tableBox = make('div.beam-table');
+  let page = 0;
 
-  update() {
-    const { beam, ex } = this.panel;
-    const horizon = this.panel.horizon();
-    const nodes = [];
-    for (let node = 1; node < beam.count; node++) if (beam.step[node] <= horizon) nodes.push(node);
-    const pages = Math.max(1, Math.ceil(nodes.length / BEAM_PAGE));
-    this.page = Math.min(this.page, pages - 1);
-    const from = this.page * BEAM_PAGE;
+  function updateTable() {
+    const nodes = [...beam.parent.keys()].filter((node) => node && isKnown(node));
+    page = Math.max(0, Math.min(page, Math.ceil(nodes.length / BEAM_PAGE) - 1));
+    const from = page * BEAM_PAGE;
     const part = nodes.slice(from, from + BEAM_PAGE);
-    const active = this.panel.active();
-    const turn = (by) => () => {
-      this.page += by;
-      this.update();
-    };
-    const keys = ['step', 'token', 'p', 'sum', 'reason'];
-    this.node.replaceChildren(
-      element('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': translate('beam.shape.table') },
-        element('table', { class: 'data' },
-          element('thead', {}, element('tr', {}, keys.map((key) => element('th', { scope: 'col' }, translate(`beam.column.${key}`))))),
-          element('tbody', {}, part.map((node) => element('tr', { class: node === active ? 'selected' : '' },
-            element('td', {}, beam.step[node] + 1),
-            element('th', { scope: 'row' }, element('button', { type: 'button', class: 'plain text', onclick: () => this.panel.select(node) },
-              element('bdi', { lang: ex.target.lang || null }, beamToken(ex, beam, node)))),
-            element('td', {}, formatProbability(Math.exp(beam.logprob[node]))),
-            element('td', {}, formatNumber(beam.cum[node])),
-            element('td', { class: 'why' }, beamReason(ex, beam, node))))))),
-      element('div', { class: 'row' },
-        element('button', { type: 'button', disabled: this.page === 0, onclick: turn(-1) }, translate('beam.earlier')),
-        element('span', { class: 'quiet' }, translate('beam.page', { from: from + 1, to: from + part.length, count: nodes.length })),
-        element('button', { type: 'button', disabled: this.page >= pages - 1, onclick: turn(1) }, translate('beam.later'))),
+    const turn = (by, key, disabled) => make('button', {
+      disabled,
+      onclick: () => {
+        page += by;
+        updateTable();
+      },
+    }, translate(key));
+    tableBox.replaceChildren(
+      make('div.scroll', { tabindex: 0, role: 'region', 'aria-label': translate('beam.table') },
+        beamTable({}, ['step', 'token', 'p', 'sum', 'reason'], part.map((node) => ({
+          selected: node === active(),
+          onclick: () => select(node),
+          lang: ex.target.lang,
+          cells: [beam.step[node] + 1, token(node), chance(node), formatNumber(beam.cum[node]), beamReason(beam, node)],
+        })))),
+      make('div.row',
+        turn(-1, 'beam.earlier', page === 0),
+        make('span.quiet', translate('beam.page', { from: from + 1, to: from + part.length, count: nodes.length })),
+        turn(1, 'beam.later', from + BEAM_PAGE >= nodes.length)),
     );
   }
-}
 
-export function mountBeam(body, context) {
-  return new BeamPanel(body, context);
+  const views = {
+    tree: { node: make('div', treeScroller, legend), build: buildTree, update: updateTree },
+    list: {
+      node: listScroller,
+      build() {
+        opened = new Set(beam.winner);
+      },
+      update: updateList,
+    },
+    table: {
+      node: tableBox,
+      build() {
+        page = 0;
+      },
+      update: updateTable,
+    },
+  };
+
+  function show() {
+    for (const button of shapes.children) button.ariaPressed = button.dataset.shape === shape;
+    stage.replaceChildren(views[shape].node);
+    views[shape].build();
+    update(true);
+  }
+
+  function update(moved) {
+    views[shape].update(moved);
+    showDetail();
+    for (const row of nbest.querySelectorAll('tr[data-leaf]')) row.classList.toggle('selected', Number(row.dataset.leaf) === store.get().node);
+  }
+
+  function build() {
+    beam = buildBeam(ex);
+    stage.replaceChildren();
+    if (!beam) return;
+    shapes.ariaLabel = translate('beam.shapes');
+    for (const box of [treeScroller, listScroller]) box.ariaLabel = translate('beam.title');
+    shapes.replaceChildren(...Object.keys(views).map((each) => make('button', {
+      'data-shape': each,
+      onclick: () => {
+        shape = each;
+        show();
+      },
+    }, translate(`beam.${each}`))));
+    const left = ex.limits?.beam_dropped;
+    note.textContent = translate('beam.count', { nodes: beam.count - 1, steps: beam.steps, width: beam.width })
+      + (left ? translate('beam.left', { count: left }) : '');
+    finished = beamFinished(ex, beam);
+    showAnswer();
+    showFinished();
+    show();
+  }
+
+  // Where the runner-up and the translation part.
+  function showAnswer() {
+    const [best, other] = finished;
+    answer.textContent = best && !other ? translate('beam.only') : '';
+    if (!other) return;
+    const [ours, theirs] = [best, other].map(({ leaf }) => beamPath(beam, leaf));
+    const at = ours.findIndex((node, i) => node !== theirs[i]);
+    if (at < 0 || theirs[at] === undefined) return;
+    const said = (node) => quoted(token(node), ex.target.lang);
+    answer.replaceChildren(...sentence('beam.runner', {
+      other: quoted(other.text, ex.target.lang),
+      score: score(other),
+      best: score(other.normalised === null ? { sum: best.sum } : best),
+      step: at + 1,
+      ours: said(ours[at]),
+      theirs: said(theirs[at]),
+      p: chance(ours[at]),
+      q: chance(theirs[at]),
+    }));
+  }
+
+  function showFinished() {
+    nbest.hidden = !finished.length;
+    nbest.replaceChildren(
+      make('h3', { id: 'beam-finished' }, translate('beam.finished')),
+      beamTable({ labelledby: 'beam-finished', optional: 'optional' }, ['rank', 'text', 'normalised', 'sum'],
+        finished.slice(0, 8).map(({ leaf, text, normalised, sum }, rank) => ({
+          node: leaf,
+          onclick: () => select(leaf),
+          lang: ex.target.lang,
+          cells: [rank + 1, text, formatScore(normalised), formatNumber(sum)],
+        }))),
+      make('p.quiet', translate('beam.finishedHint')),
+    );
+  }
+
+  function showDetail() {
+    const node = active();
+    detail.replaceChildren();
+    if (node === 0) return;
+    const { lang } = ex.target;
+    const way = beamPath(beam, node);
+    const before = way.slice(0, -1);
+    const text = (before.length > 12 ? '… ' : '') + beamText(ex, beam, before.slice(-12));
+    const reason = beamReason(beam, node);
+    detail.append(
+      make('h3', `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(token(node), lang)),
+      make('p.answer', { id: 'beam-reason' }, `${reason[0].toLocaleUpperCase()}${reason.slice(1)}${translate('beam.stop')}`),
+      make('p.quiet', text && [...sentence('beam.after', { text: quoted(text, lang) }), ' · '],
+        `${translate('beam.column.p')} ${chance(node)} · ${translate('beam.column.sum')} ${formatNumber(beam.cum[node])}`),
+    );
+    const isEnd = ex.target.tokens.some(({ special, id }) => special && id === beam.token[node]);
+    if (beam.winner.has(node) || isEnd) return;
+    if (api) {
+      detail.append(make('div.row',
+        make('button', { onclick: () => resume(way.map((each) => beam.token[each])) }, translate('beam.continue')),
+        make('span.quiet', translate('beam.continueHint'))));
+    } else {
+      detail.append(make('p.quiet', translate('beam.continueFile')),
+        make('code.command', { tabindex: 0 }, explainCommand(ex, ['--prefix', shellQuote(beamText(ex, beam, way))])));
+    }
+  }
+
+  // Translate again with the tokens up to a node forced.
+  async function resume(ids) {
+    const { beam: width, length_penalty: penalty } = ex.request ?? {};
+    announce(translate('page.loading'));
+    try {
+      const next = await api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids });
+      store.set({ node: null });
+      replace(decodeExplanation(next));
+      visit('strip');
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  body.append(answer, make('div.row.beam-bar', shapes, note), stage, make('div.beam-below', detail, nbest));
+  onExplanation((shown) => {
+    ex = shown;
+    build();
+  });
+  store.subscribe((state, changed) => {
+    if (!beam || current() !== ex) return;
+    const moved = changed.has('node') || changed.has('step');
+    if (moved || changed.has('time')) update(moved);
+  });
+  onTheme(() => shape === 'tree' && draw());
 }

@@ -1,27 +1,40 @@
-// Every visible string, in English and Chinese. A module adds its own table with addStrings at its top.
+// Every visible string, in English and Chinese; a module adds its own at its top. English of what stands in index.html
+// is taken from there: such a key has only its Chinese string here.
 
-const I18N_TABLES = { en: new Map(), zh: new Map() };
+const I18N_TABLES = { en: {}, zh: {} };
+const I18N_PLACES = document.querySelectorAll('[data-i18n], [data-i18n-label]');
 let i18nLanguage = 'en';
 let i18nTask = 'translate';
 
-// Tables of strings: {key: "text with {name}"}; a value may be a function of the parameters.
+for (const { dataset, textContent, ariaLabel } of I18N_PLACES) {
+  I18N_TABLES.en[dataset.i18n ?? dataset.i18nLabel] = dataset.i18n ? textContent : ariaLabel;
+}
+
+// Tables of strings: {key: "text with {name}"}.
 export function addStrings(en, zh) {
-  for (const [key, value] of Object.entries(en)) I18N_TABLES.en.set(key, value);
-  for (const [key, value] of Object.entries(zh)) I18N_TABLES.zh.set(key, value);
+  Object.assign(I18N_TABLES.en, en);
+  Object.assign(I18N_TABLES.zh, zh);
+}
+
+// Strings whose keys begin with `prefix.`: {key: [English, Chinese]}.
+export function addTexts(prefix, texts) {
+  for (const [key, entry] of Object.entries(texts)) {
+    const [zh, en] = [entry].flat().reverse();
+    if (en !== undefined) I18N_TABLES.en[`${prefix}.${key}`] = en;
+    I18N_TABLES.zh[`${prefix}.${key}`] = zh;
+  }
 }
 
 // The string of a key; other tasks than translation may have their own: "key@classify", "key@other".
 export function translate(key, parameters = {}) {
   const table = I18N_TABLES[i18nLanguage];
-  const own = i18nTask === 'translate' ? undefined : (table.get(`${key}@${i18nTask}`) ?? table.get(`${key}@other`));
-  const entry = own ?? table.get(key) ?? I18N_TABLES.en.get(key);
-  if (entry === undefined) return key;
-  if (typeof entry === 'function') return entry(parameters);
-  return entry.replace(/\{(\w+)\}/g, (whole, name) => (name in parameters ? parameters[name] : whole));
+  const other = i18nTask === 'translate' ? undefined : table[`${key}@${i18nTask}`] ?? table[`${key}@other`];
+  const text = other ?? table[key] ?? key;
+  return text.replace(/\{(\w+)\}/g, (whole, name) => parameters[name] ?? whole);
 }
 
 export function hasString(key) {
-  return I18N_TABLES.en.has(key);
+  return key in I18N_TABLES.en;
 }
 
 export function setTask(task) {
@@ -34,14 +47,12 @@ export function currentLanguage() {
 
 // Use "en", "zh", or for "" what the browser asks for; also names the elements with data-i18n.
 export function setLanguage(wanted) {
-  const asked = wanted || (navigator.language ?? 'en');
-  i18nLanguage = asked.toLowerCase().startsWith('zh') ? 'zh' : 'en';
+  i18nLanguage = /^zh/i.test(wanted || navigator.language) ? 'zh' : 'en';
   document.documentElement.lang = i18nLanguage === 'zh' ? 'zh-Hans' : 'en';
-  for (const element of document.querySelectorAll('[data-i18n]')) {
-    element.textContent = translate(element.dataset.i18n);
-  }
-  for (const element of document.querySelectorAll('[data-i18n-label]')) {
-    element.setAttribute('aria-label', translate(element.dataset.i18nLabel));
+  for (const place of I18N_PLACES) {
+    const { i18n, i18nLabel } = place.dataset;
+    if (i18n) place.textContent = translate(i18n);
+    else place.ariaLabel = translate(i18nLabel);
   }
 }
 
@@ -49,11 +60,11 @@ export function setLanguage(wanted) {
 export function formatProbability(p) {
   if (p >= 0.9995) return p === 1 ? '1' : '>0.999';
   if (p < 0.001) return p === 0 ? '0' : '<0.001';
-  return p < 0.1 || p > 0.995 ? p.toFixed(3) : p.toFixed(2);
+  return p.toFixed(p < 0.1 || p > 0.995 ? 3 : 2);
 }
 
 export function formatNumber(value, digits = 2) {
-  if (value === null || value === undefined || Number.isNaN(value)) return '–';
+  if (Number.isNaN(value ?? NaN)) return '–';
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
   const text = Math.abs(value).toFixed(digits);
   return value < 0 && Number(text) !== 0 ? `−${text}` : text;
@@ -69,135 +80,84 @@ export function formatChange(value, digits = 2) {
   return value > 0 && Number(text) !== 0 ? `+${text}` : text;
 }
 
-addStrings(
-  {
-    'page.title': 'Translation explorer',
-    'page.title@other': 'Model explorer',
-    'ask.title@other': 'Your input',
-    'ask.purpose@other': 'What the model was given.',
-    'strip.title@other': 'Prediction',
-    'strip.title@tag': 'Tags',
-    'strip.title@language': 'Text',
-    'strip.purpose@other': 'What the model predicted, how sure it was, and which tokens counted for it.',
-    'nav.ask@other': 'Input',
-    'nav.strip@other': 'Prediction',
-    'page.foot@other': 'Every number on this page was computed by the model for this input; attention shows what a head reads, which is not yet why the model predicted something.',
-    'page.skip': 'Skip to the translation',
-    'page.nav': 'Panels',
-    'page.tools': 'Page settings',
-    'page.link': 'Copy link',
-    'page.copied': 'Link copied.',
-    'page.copyFailed': 'The browser did not allow copying; the address bar has the link.',
-    'page.help': 'Keys',
-    'page.language': '中文',
-    'page.theme.auto': 'Theme: system',
-    'page.theme.light': 'Theme: light',
-    'page.theme.dark': 'Theme: dark',
-    'page.document': 'Explorer: {model}',
-    'page.model': ({ family, encoder, decoder, heads, width }) =>
-      [
-        family,
-        encoder && decoder ? `${encoder} + ${decoder} layers` : encoder || decoder ? `${encoder || decoder} layers` : '',
-        heads ? `${heads} heads` : '',
-        width ? `width ${width}` : '',
-      ].filter(Boolean).join(' · '),
-    'page.foot': 'Every number on this page was computed by the model when it translated this text; attention shows what a head reads, which is not yet why the model wrote a word.',
-    'page.checks': 'Largest difference between the recorded and the ordinary forward pass: {capture}.',
-    'page.failed': 'That did not work: {error}',
-    'page.loading': 'Working…',
-    'page.close': 'Close',
-    'off.label': 'Heads that are off',
-    'off.banner': ({ count, heads }) => `${count === 1 ? 'One head is' : `${count} heads are`} off: ${heads}.`,
-    'off.clear': 'Switch all on',
-    'off.cleared': 'All heads are on.',
-    'nav.tour': 'Tour',
-    'nav.ask': 'Sentence',
-    'nav.strip': 'Translation',
-    'nav.beam': 'Beam',
-    'nav.heads': 'Heads',
-    'nav.head': 'Head',
-    'nav.token': 'Token',
-    'nav.positions': 'Order',
-    'tour.title': 'Guided tour',
-    'tour.purpose': 'Eight short steps over this very sentence, from tokens to what attention does not show.',
-    'ask.title': 'Your sentence',
-    'ask.purpose': 'What the model was asked to translate, and how it searched.',
-    'strip.title': 'Translation',
-    'strip.purpose': 'Select a word of the translation to see where it was read from, how sure the model was and what it nearly wrote instead.',
-    'beam.title': 'Beam search',
-    'beam.purpose': 'Every hypothesis that the search tried, from left to right, and why each of the others lost.',
-    'heads.title': 'Attention heads',
-    'heads.purpose': 'One small map for every head: each row is a token, and strong colour marks the tokens it reads.',
-    'head.title': 'One head',
-    'head.purpose': 'What the selected head attends to, and the model’s output without it.',
-    'token.title': 'One token',
-    'token.purpose': 'At which layer the model settles on the selected token, and which source words it relies on.',
-    'positions.title': 'Word order',
-    'positions.purpose': 'How this model knows which word comes first, and how far its heads reach.',
-  },
-  {
-    'page.title': '翻译探索器',
-    'page.title@other': '模型探索器',
-    'ask.title@other': '你的输入',
-    'ask.purpose@other': '给模型的内容。',
-    'strip.title@other': '预测',
-    'strip.title@tag': '标注',
-    'strip.title@language': '文字',
-    'strip.purpose@other': '模型预测了什么、有多大把握、哪些词元起了作用。',
-    'nav.ask@other': '输入',
-    'nav.strip@other': '预测',
-    'page.foot@other': '本页的每个数字都是模型对这个输入算出的；注意力说明一个头在读什么，但还不是模型作出预测的原因。',
-    'page.skip': '跳到译文',
-    'page.nav': '面板',
-    'page.tools': '页面设置',
-    'page.link': '复制链接',
-    'page.copied': '链接已复制。',
-    'page.copyFailed': '浏览器不允许复制；请从地址栏复制链接。',
-    'page.help': '按键',
-    'page.language': 'English',
-    'page.theme.auto': '主题：系统',
-    'page.theme.light': '主题：浅色',
-    'page.theme.dark': '主题：深色',
-    'page.document': '探索器：{model}',
-    'page.model': ({ family, encoder, decoder, heads, width }) =>
-      [
-        family,
-        encoder && decoder ? `${encoder} + ${decoder} 层` : encoder || decoder ? `${encoder || decoder} 层` : '',
-        heads ? `${heads} 个头` : '',
-        width ? `宽度 ${width}` : '',
-      ].filter(Boolean).join(' · '),
-    'page.foot': '本页的每个数字都是模型翻译这段文字时算出的；注意力说明一个头在读什么，但还不是模型写出某个词的原因。',
-    'page.checks': '记录时与普通前向计算的最大差异：{capture}。',
-    'page.failed': '没有成功：{error}',
-    'page.loading': '计算中…',
-    'page.close': '关闭',
-    'off.label': '已关闭的头',
-    'off.banner': '已关闭 {count} 个头：{heads}。',
-    'off.clear': '全部打开',
-    'off.cleared': '所有的头都已打开。',
-    'nav.tour': '导览',
-    'nav.ask': '句子',
-    'nav.strip': '译文',
-    'nav.beam': '束搜索',
-    'nav.heads': '所有头',
-    'nav.head': '单个头',
-    'nav.token': '词元',
-    'nav.positions': '词序',
-    'tour.title': '导览',
-    'tour.purpose': '就用这个句子走八小步：从词元开始，直到注意力没有告诉我们的事。',
-    'ask.title': '你的句子',
-    'ask.purpose': '要模型翻译的文字，以及搜索的方式。',
-    'strip.title': '译文',
-    'strip.purpose': '选中译文中的一个词，看它是从哪里读来的、模型有多大把握、差点写成什么。',
-    'beam.title': '束搜索',
-    'beam.purpose': '搜索从左到右试过的每个假设，以及其他假设为什么落选。',
-    'heads.title': '注意力头',
-    'heads.purpose': '每个头一张小图：一行是一个词元，颜色越强的格子，读取得越多。',
-    'head.title': '单个头',
-    'head.purpose': '选中的头在读什么，没有它模型会怎么想。',
-    'token.title': '单个词元',
-    'token.purpose': '模型在哪一层确定选中的词元，又依赖哪些原文词。',
-    'positions.title': '词序',
-    'positions.purpose': '模型怎样知道词的先后，它的头能看多远。',
-  },
-);
+addTexts('page', {
+  title: '翻译探索器',
+  'title@other': ['Model explorer', '模型探索器'],
+  skip: '跳到译文',
+  nav: '面板',
+  tools: '页面设置',
+  link: '复制链接',
+  copied: ['Link copied.', '链接已复制。'],
+  copyFailed: ['Copying is blocked; the address bar has the link.', '无法复制；请从地址栏复制链接。'],
+  help: '按键',
+  language: ['中文', 'English'],
+  'theme.auto': ['Theme: system', '主题：系统'],
+  'theme.light': ['Theme: light', '主题：浅色'],
+  'theme.dark': ['Theme: dark', '主题：深色'],
+  document: ['Explorer: {model}', '探索器：{model}'],
+  layers: ['{count} layers', '{count} 层'],
+  heads: ['{count} heads', '{count} 个头'],
+  width: ['width {count}', '宽度 {count}'],
+  foot: ['Every number here was computed by the model for this text. Attention shows what a head reads, not yet why the model chose its output.', '本页的每个数字都是模型为这段文字算出的。注意力说明一个头在读什么，还不是模型这样输出的原因。'],
+  checks: ['Largest difference between the recorded and the ordinary forward pass: {capture}.', '记录时与普通前向计算的最大差异：{capture}。'],
+  failed: ['That did not work: {error}', '没有成功：{error}'],
+  loading: ['Working…', '计算中…'],
+  close: ['Close', '关闭'],
+  empty: ['Nothing to show yet: type a sentence and translate it.', '还没有内容：请输入一个句子并翻译。'],
+});
+addTexts('off', {
+  label: '已关闭的头',
+  banner: ['Heads off: {heads}.', '已关闭的头：{heads}。'],
+  clear: ['Switch all on', '全部打开'],
+  cleared: ['All heads are on.', '所有的头都已打开。'],
+});
+addTexts('nav', {
+  tour: ['Tour', '导览'],
+  ask: ['Sentence', '句子'],
+  'ask@other': ['Input', '输入'],
+  strip: ['Translation', '译文'],
+  'strip@other': ['Prediction', '预测'],
+  beam: ['Beam', '束搜索'],
+  heads: ['Heads', '所有头'],
+  head: ['Head', '单个头'],
+  token: ['Token', '词元'],
+  positions: ['Order', '词序'],
+});
+addTexts('tour', {
+  title: '导览',
+  purpose: '就用这个句子走八小步：从词元开始，直到注意力没有告诉我们的事。',
+});
+addTexts('ask', {
+  title: '你的句子',
+  'title@other': ['Your input', '你的输入'],
+  purpose: '要模型翻译的文字，以及搜索的方式。',
+  'purpose@other': ['What the model was given.', '给模型的内容。'],
+});
+addTexts('strip', {
+  title: '译文',
+  'title@other': ['Prediction', '预测'],
+  'title@tag': ['Tags', '标注'],
+  'title@language': ['Text', '文字'],
+  purpose: '选中译文中的一个词，看它是从哪里读来的、模型有多大把握、差点写成什么。',
+  'purpose@other': ['What the model predicted, how sure it was, and which tokens counted for it.', '模型预测了什么、有多大把握、哪些词元起了作用。'],
+});
+addTexts('beam', {
+  title: '束搜索',
+  purpose: '搜索从左到右试过的每个假设，以及其他假设为什么落选。',
+});
+addTexts('heads', {
+  title: '注意力头',
+  purpose: '每个头一张小图：一行是一个词元，颜色越强的格子，读取得越多。',
+});
+addTexts('head', {
+  title: '单个头',
+  purpose: '选中的头在读什么，没有它模型会怎么想。',
+});
+addTexts('token', {
+  title: '单个词元',
+  purpose: '模型在哪一层确定选中的词元，又依赖哪些原文词。',
+});
+addTexts('positions', {
+  title: '词序',
+  purpose: '模型怎样知道词的先后，它的头能看多远。',
+});

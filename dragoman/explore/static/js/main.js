@@ -1,18 +1,18 @@
 // Start the page: load the explanation, mount the panels, keep selection, address and panels together.
 //
 // A panel is `mount<Name>(element, context)`: element is the section's .panel-body, context is
-//   {store, api, current() -> ex, onExplanation(fn), announce(text), replace(ex), visit(view)}.
+//   {store, api, current() -> ex, onExplanation(fn), announce(text), replace(ex), visit(view), fail(error), session}.
 // A function given to onExplanation runs with every new explanation and again when the language changes,
 // so strings made there are always in the page's language. A panel that the explanation's `missing`
 // names is hidden behind that sentence; its listeners still run and must bear absent data.
-import { store, headName } from './state.js';
-import { connectUrl, formatFragment, VIEWS } from './url.js';
+import { headName, parseHead, store, VIEWS } from './state.js';
+import { connectUrl, formatFragment } from './url.js';
 import { decodeExplanation, readIsland } from './data.js';
-import { addStrings, currentLanguage, setLanguage, setTask, translate } from './i18n.js';
+import { currentLanguage, setLanguage, setTask, translate } from './i18n.js';
 import { api } from './api.js';
-import { element } from './dom.js';
 import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
+import { copyAddress, make, panelOf, scrollToPanel } from './parts.js';
 import { mountAsk } from './ask.js';
 import { mountTour } from './tour.js';
 import { mountStrip } from './strip.js';
@@ -21,11 +21,6 @@ import { mountGrid } from './grid.js';
 import { mountHead } from './head.js';
 import { mountToken } from './token.js';
 import { mountPositions } from './positions.js';
-
-addStrings(
-  { 'page.empty': 'Nothing to show yet: type a sentence and translate it.' },
-  { 'page.empty': '还没有内容：请输入一个句子并翻译。' },
-);
 
 const MOUNTS = {
   ask: mountAsk,
@@ -38,13 +33,15 @@ const MOUNTS = {
   positions: mountPositions,
 };
 
-const MAIN_ORDER = ['tour', 'ask', 'strip', 'beam', 'heads', 'head', 'token', 'positions'];
-
 let mainExplanation = null;
 const mainListeners = [];
 
+function mainElement(id) {
+  return document.getElementById(id);
+}
+
 function mainBody(view) {
-  return document.querySelector(`#panel-${view} .panel-body`);
+  return panelOf(view).querySelector('.panel-body');
 }
 
 // One polite sentence for screen readers, after 300 ms without another.
@@ -52,101 +49,79 @@ let mainTimer = 0;
 function mainAnnounce(text) {
   clearTimeout(mainTimer);
   mainTimer = setTimeout(() => {
-    document.getElementById('live').textContent = text;
+    mainElement('live').textContent = text;
   }, 300);
 }
 
 function mainShowError(error) {
-  const banner = document.getElementById('page-error');
+  const banner = mainElement('page-error');
   banner.hidden = !error;
-  banner.textContent = error ? translate('page.failed', { error: error.message ?? String(error) }) : '';
+  banner.textContent = error ? translate('page.failed', { error: error.message }) : '';
 }
 
 // The state without what the explanation does not have: a step past the end, a head of another model.
 function mainFit(ex, state) {
   if (!ex) return state;
-  const below = (value, count) => (value !== null && value >= count ? null : value);
-  const nodes = ex.beam ? (ex.tensors[ex.beam.nodes.parent]?.shape[0] ?? 0) : 0;
-  const known = (site, head) => site !== null && head < (ex.site(site)?.heads ?? 0);
-  const isHead = known(state.site, state.head);
+  const below = (value, count = 0) => (value < count ? value : null);
+  const isHead = (site, head) => head < (ex.site(site)?.heads ?? 0);
   return {
     ...state,
-    step: below(state.step, ex.steps?.length ?? 0),
-    src: below(state.src, ex.source?.tokens?.length ?? 0),
-    node: below(state.node, nodes),
-    site: isHead ? state.site : null,
-    head: isHead ? state.head : null,
-    zoom: isHead ? state.zoom : null,
-    off: state.off.filter((name) => {
-      const at = name.lastIndexOf('.');
-      return known(name.slice(0, at), Number(name.slice(at + 1)));
-    }),
-    e: api && ex.digest ? ex.digest : state.e,
+    step: below(state.step, ex.steps?.length),
+    src: below(state.src, ex.source?.tokens?.length),
+    node: below(state.node, ex.tensors[ex.beam?.nodes.parent]?.shape[0]),
+    ...(!isHead(state.site, state.head) && { site: null, head: null, zoom: null }),
+    off: state.off.filter((name) => isHead(...parseHead(name))),
+    e: (api && ex.digest) || state.e,
   };
 }
 
 // Where nothing is selected: the token the model was least sure of and the head that reads its source word.
 function mainChoose(ex) {
-  const state = store.get();
-  const patch = {};
-  if (state.step === null && ex.steps?.length) {
-    const words = ex.steps.map((_, t) => t).filter((t) => ex.target.tokens[t]?.special === false && ex.target.tokens[t].text.trim());
+  let { step, site, head } = store.get();
+  if (step === null && ex.steps?.length) {
+    const isWord = (t) => ex.target.tokens[t]?.special === false && ex.target.tokens[t].text.trim();
+    const words = [...ex.steps.keys()].filter(isWord);
     const free = words.filter((t) => !ex.steps[t].forced);
-    const [first] = (free.length ? free : words).sort((a, b) => ex.steps[a].logprob - ex.steps[b].logprob);
-    patch.step = first ?? 0;
+    [step = 0] = (free.length ? free : words).sort((a, b) => ex.steps[a].logprob - ex.steps[b].logprob);
   }
-  if (state.site === null && ex.sites?.length) {
-    const head = ex.strongestHead(patch.step ?? state.step ?? 0);
-    patch.site = head?.site ?? ex.sites[0].id;
-    patch.head = head?.head ?? 0;
-  }
-  store.set(patch);
+  if (site === null && ex.sites?.length) ({ site, head } = ex.strongestHead(step ?? 0) ?? { site: ex.sites[0].id, head: 0 });
+  store.set({ step, site, head });
 }
 
 function mainShowMissing(ex) {
-  for (const view of MAIN_ORDER) {
-    const note = document.querySelector(`#panel-${view} > .missing`);
+  for (const view of VIEWS) {
+    const note = panelOf(view).querySelector('.missing');
     if (!note) continue;
-    const sentence = ex ? (ex.missing?.[view] ?? '') : translate('page.empty');
-    note.textContent = sentence;
-    note.hidden = !sentence;
-    mainBody(view).hidden = Boolean(sentence);
+    note.textContent = ex ? (ex.missing?.[view] ?? '') : translate('page.empty');
+    note.hidden = !note.textContent;
+    mainBody(view).hidden = !note.hidden;
   }
 }
 
 function mainShowModel(ex) {
-  const model = ex?.model ?? {};
-  const layers = model.layers ?? {};
-  const name = (model.path ?? '').split(/[\\/]/).filter((part) => part && part !== '.').pop() || model.name;
-  document.getElementById('model-line').replaceChildren(
-    ...(name ? [element('strong', {}, element('bdi', {}, name)), ' · '] : []),
-    translate('page.model', {
-      family: model.family ?? '',
-      encoder: layers.encoder,
-      decoder: layers.decoder,
-      heads: model.heads,
-      width: model.d_model,
-    }),
+  const { path = '', name: given, family, layers, heads, d_model: width } = ex?.model ?? {};
+  const name = path.split(/[\\/]/).filter((part) => part && part !== '.').pop() || given;
+  const counts = { layers: [layers?.encoder, layers?.decoder].filter(Boolean).join(' + '), heads, width };
+  const facts = Object.entries(counts).map(([key, count]) => count && translate(`page.${key}`, { count }));
+  mainElement('model-line').replaceChildren(
+    ...(name ? [make('strong', make('bdi', name)), ' · '] : []),
+    [family, ...facts].filter(Boolean).join(' · '),
   );
   if (name && api) document.title = translate('page.document', { model: name });
-  const checks = ex?.checks?.capture;
-  document.getElementById('foot-line').textContent = [
-    translate('page.foot'),
-    typeof checks === 'number' ? translate('page.checks', { capture: checks.toExponential(0) }) : '',
-  ].join(' ');
+  const capture = ex?.checks?.capture?.toExponential(0);
+  mainElement('foot-line').textContent = `${translate('page.foot')} ${capture ? translate('page.checks', { capture }) : ''}`;
 }
 
-function mainShowOff(state) {
-  const banner = document.getElementById('off-banner');
-  banner.hidden = !state.off.length;
-  if (banner.hidden) return;
+function mainShowOff({ off }) {
   const clear = () => {
     store.set({ off: [] }, { push: true });
     mainAnnounce(translate('off.cleared'));
   };
+  const banner = mainElement('off-banner');
+  banner.hidden = !off.length;
   banner.replaceChildren(
-    element('span', {}, translate('off.banner', { count: state.off.length, heads: state.off.join(', ') })),
-    element('button', { type: 'button', class: 'plain', onclick: clear }, translate('off.clear')),
+    make('span', translate('off.banner', { heads: off.join(', ') })),
+    make('button.plain', { onclick: clear }, translate('off.clear')),
   );
 }
 
@@ -160,7 +135,7 @@ function mainNotify() {
 function mainSetTask(task = 'translate') {
   setTask(task);
   setLanguage(store.get().lang);
-  document.getElementById('panel-tour').hidden = task !== 'translate';
+  panelOf('tour').hidden = task !== 'translate';
   mainShowNav();
 }
 
@@ -181,44 +156,36 @@ function mainReplace(ex, { push = true } = {}) {
 }
 
 function mainShowNav() {
-  const nav = document.getElementById('panel-nav');
-  const { view } = store.get();
-  const shown = MAIN_ORDER.filter((each) => !document.getElementById(`panel-${each}`).hidden);
-  nav.replaceChildren(element('ul', {}, shown.map((each) =>
-    element('li', {}, element('a', {
-      href: `#${formatFragment({ ...store.get(), view: each })}`,
-      'aria-current': each === view ? 'true' : null,
-      onclick: (event) => {
-        event.preventDefault();
-        mainVisit(each);
-      },
-    }, translate(`nav.${each}`))))));
-}
-
-function mainScroll(view) {
-  const panel = document.getElementById(`panel-${view}`);
-  const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;
-  panel.scrollIntoView({ block: 'start', behavior: calm ? 'instant' : 'smooth' });
+  const state = store.get();
+  const link = (view) => make('li', make('a', {
+    href: `#${formatFragment({ ...state, view })}`,
+    'aria-current': view === state.view || null,
+    onclick: (event) => {
+      event.preventDefault();
+      mainVisit(view);
+    },
+  }, translate(`nav.${view}`)));
+  mainElement('panel-nav').replaceChildren(make('ul', VIEWS.filter((view) => !panelOf(view).hidden).map(link)));
 }
 
 // Go to a panel: its first tab stop gets the focus, or the panel itself.
 function mainVisit(view) {
   store.set({ view }, { push: true });
-  const panel = document.getElementById(`panel-${view}`);
-  const stop = panel.querySelector('[data-widget] [tabindex="0"], [data-widget][tabindex="0"]');
-  (stop && stop.offsetParent !== null ? stop : panel).focus({ preventScroll: true });
-  mainScroll(view);
+  const stop = panelOf(view).querySelector('[data-widget] [tabindex="0"], [data-widget][tabindex="0"]');
+  (stop?.offsetParent ? stop : panelOf(view)).focus({ preventScroll: true });
+  scrollToPanel(view);
 }
 
 // The next head or layer of the selected head's group, for the keys [ ] , .
 function mainMoveHead(layers, heads) {
   const ex = mainExplanation;
-  const state = store.get();
   if (!ex?.sites?.length) return;
+  const state = store.get();
   const here = ex.site(state.site) ?? ex.sites[0];
   const group = ex.sites.filter((site) => site.group === here.group);
-  const site = group[Math.max(0, Math.min(group.length - 1, group.indexOf(here) + layers))];
-  const head = Math.max(0, Math.min(site.heads - 1, (state.head ?? 0) + heads));
+  const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
+  const site = group[clamp(group.indexOf(here) + layers, group.length)];
+  const head = clamp((state.head ?? 0) + heads, site.heads);
   store.set({ site: site.id, head, zoom: site === here ? state.zoom : null });
   mainAnnounce(headName(site.id, head));
 }
@@ -238,34 +205,20 @@ const mainContext = {
   session: null,
 };
 
-let mainFlush = () => {};
-
-async function mainCopyLink() {
-  mainFlush();
-  const say = (key) => mainAnnounce(translate(key));
-  try {
-    await navigator.clipboard.writeText(location.href);
-    say('page.copied');
-  } catch {
-    say('page.copyFailed');
-  }
-}
-
 async function mainLoad() {
-  const island = document.getElementById('explanation');
+  const island = mainElement('explanation');
   if (island) return decodeExplanation(await readIsland(island));
-  mainContext.session = await api.session();
-  mainSetTask(mainContext.session.task);
-  const digest = store.get().e || mainContext.session.explanation;
+  const session = await api.session();
+  mainContext.session = session;
+  mainSetTask(session.task);
+  const digest = store.get().e || session.explanation;
   if (!digest) return null;
-  try {
-    return decodeExplanation(await api.load(digest));
-  } catch (error) {
+  const loaded = api.load(digest).catch((error) => {
     // A link to an explanation that the server no longer keeps: show its current one.
-    const other = mainContext.session.explanation;
-    if (!other || other === digest) throw error;
-    return decodeExplanation(await api.load(other));
-  }
+    if (!session.explanation || session.explanation === digest) throw error;
+    return api.load(session.explanation);
+  });
+  return decodeExplanation(await loaded);
 }
 
 // Back and forward to another explanation: load it, then take over what the address selects in it.
@@ -282,18 +235,20 @@ async function mainNavigate(wanted) {
 }
 
 async function mainStart() {
-  mainFlush = connectUrl(store, (state) => mainFit(mainExplanation, state), mainNavigate);
+  const flush = connectUrl(store, (state) => mainFit(mainExplanation, state), mainNavigate);
   setLanguage(store.get().lang);
-  const language = document.getElementById('tool-lang');
-  const nameTheme = connectTheme(document.getElementById('tool-theme'));
+  const language = mainElement('tool-lang');
+  const nameTheme = connectTheme(mainElement('tool-theme'));
+  const other = () => (currentLanguage() === 'zh' ? 'en' : 'zh');
   const nameLanguage = () => {
     language.textContent = translate('page.language');
-    language.lang = currentLanguage() === 'zh' ? 'en' : 'zh-Hans';
+    language.lang = other() === 'zh' ? 'zh-Hans' : 'en';
   };
-  language.addEventListener('click', () => {
-    store.set({ lang: currentLanguage() === 'zh' ? 'en' : 'zh' });
+  language.addEventListener('click', () => store.set({ lang: other() }));
+  mainElement('tool-link').addEventListener('click', () => {
+    flush();
+    copyAddress(location.href, mainAnnounce);
   });
-  document.getElementById('tool-link').addEventListener('click', mainCopyLink);
   document.querySelector('.skip').addEventListener('click', (event) => {
     event.preventDefault();
     mainVisit('strip');
@@ -309,7 +264,7 @@ async function mainStart() {
     mainShowNav();
   });
   connectKeys({
-    views: MAIN_ORDER,
+    views: VIEWS,
     visit: mainVisit,
     actions: {
       a: () => document.dispatchEvent(new CustomEvent('explorer:alternatives')),
@@ -336,7 +291,7 @@ async function mainStart() {
     throw error;
   }
   mainShowOff(store.get());
-  if (store.get().view !== 'strip') mainScroll(store.get().view);
+  if (store.get().view !== 'strip') scrollToPanel(store.get().view);
   document.documentElement.dataset.ready = 'true';
 }
 

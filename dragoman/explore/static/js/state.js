@@ -5,7 +5,7 @@
 //   site     attention site ("x3"), or null;  head: its head (2), or null
 //   node     node of the beam tree, or null
 //   off      heads that are switched off: ["x3.2", "d0.1"]
-//   view     panel last visited: "ask" | "strip" | "beam" | "heads" | "head" | "token" | "positions" | "tour"
+//   view     panel last visited, one of VIEWS
 //   sort     order of the heads: "layer" | "effect" | "entropy" | "label";  label: only heads with it, or ""
 //   zoom     [q0, q1, k0, k1] (inclusive) of the head's matrix, or null
 //   measure  "weights" | "contribution"
@@ -15,13 +15,15 @@
 //   time     show only what was known when token `step` was predicted
 //   e        digest of the explanation (served pages), or ""
 
+export const VIEWS = ['tour', 'ask', 'strip', 'beam', 'heads', 'head', 'token', 'positions'];
+
 export const INITIAL_STATE = Object.freeze({
   step: null,
   src: null,
   site: null,
   head: null,
   node: null,
-  off: Object.freeze([]),
+  off: [],
   view: 'strip',
   sort: 'layer',
   label: '',
@@ -34,33 +36,20 @@ export const INITIAL_STATE = Object.freeze({
   e: '',
 });
 
-function stateEqual(a, b) {
-  if (Array.isArray(a) && Array.isArray(b)) {
-    return a.length === b.length && a.every((value, i) => value === b[i]);
-  }
-  return a === b;
-}
-
 function createStore() {
   let state = { ...INITIAL_STATE };
-  const listeners = new Set();
+  const listeners = [];
   return {
     get: () => state,
     // Change some keys and notify listeners once; `push` makes the change a step of the history.
     set(patch, { push = false } = {}) {
-      const changed = new Set();
-      for (const [key, value] of Object.entries(patch)) {
-        if (key in INITIAL_STATE && !stateEqual(state[key], value)) changed.add(key);
-      }
+      const differs = (key) => JSON.stringify(state[key]) !== JSON.stringify(patch[key]);
+      const changed = new Set(Object.keys(patch).filter(differs));
       if (!changed.size) return;
-      state = { ...state };
-      for (const key of changed) state[key] = patch[key];
-      for (const listener of [...listeners]) listener(state, changed, { push });
+      state = { ...state, ...patch };
+      for (const listener of listeners) listener(state, changed, { push });
     },
-    subscribe(listener) {
-      listeners.add(listener);
-      return () => listeners.delete(listener);
-    },
+    subscribe: (listener) => listeners.push(listener),
   };
 }
 
@@ -73,5 +62,5 @@ export function headName(site, head) {
 // "x3.2" -> ["x3", 2]; null where it is not a head.
 export function parseHead(name) {
   const match = /^([a-z][a-z0-9_]{0,15})\.(\d{1,4})$/.exec(name);
-  return match ? [match[1], Number(match[2])] : null;
+  return match && [match[1], Number(match[2])];
 }

@@ -1,164 +1,73 @@
 // The translation as running text: probabilities, where each token was read from, alternatives, steps of decoding.
-import { addStrings, currentLanguage, formatNumber, formatProbability, formatScore, translate } from './i18n.js';
+import { addTexts, currentLanguage, formatNumber, formatScore, translate } from './i18n.js';
 import { decodeExplanation } from './data.js';
-import { element, setAttributes } from './dom.js';
+import { setAttributes } from './dom.js';
 import { rovingFocus } from './keys.js';
-import { compareTokens, fill, quoted, renderText, tokenLabel } from './text.js';
+import { formatLogprob, make, sentence, termList } from './parts.js';
+import { compareTokens, quoted, renderText, tokenLabel } from './text.js';
 
-addStrings(
-  {
-    'strip.source': 'Source',
-    'strip.target': 'Translation',
-    'strip.target@classify': 'Classes',
-    'strip.target@pairs': 'Classes',
-    'strip.target@tag': 'Tags',
-    'strip.target@language': 'Text',
-    'strip.source@other': 'Input',
-    'strip.legend.bar': 'probability',
-    'strip.legend.low': 'below 0.5',
-    'strip.legend.forced': 'forced by you',
-    'strip.legend.source': 'how much it counted for the selected token',
-    'strip.nameTarget': 'target {at} of {count}, {text}, probability {p}',
-    'strip.nameStrongest': ', strongest source {source}',
-    'strip.nameForced': ', forced',
-    'strip.nameLater': 'target {at} of {count}, not yet predicted',
-    'strip.nameSource': 'source {at} of {count}, {text}',
-    'strip.nameSourceWeight': ', {part} of the {measure} for the selected token',
-    'strip.measure.attribution': 'attribution',
-    'strip.measure.attention': 'attention',
-    'strip.step': 'Token {at} of {count}',
-    'strip.back': 'One step back',
-    'strip.forward': 'One step forward',
-    'strip.dock': 'Selected token',
-    'strip.time': 'Step through: hide what came later',
-    'strip.read.attribution': '{token} was read mostly from {source}: {part} of its attribution to the source.',
-    'strip.readOther': 'Attention disagrees: averaged over heads it is mostly on {source}, {part}; compare both under One token.',
-    'strip.read.attribution@other': 'What counted most for {token} is {source}: {part} of the attribution.',
-    'strip.read.attention@other': 'What counted most for {token} is {source}: {part} of the attention.',
-    'strip.read.attention': '{token} was read mostly from {source}: {part} of the cross-attention, averaged over heads.',
-    'strip.readHead': 'Head {head} attends to it most, with weight {weight}.',
-    'strip.openHead': 'Show this head',
-    'strip.probability': 'Probability',
-    'strip.rank': 'Rank',
-    'strip.entropy': 'Entropy',
-    'strip.logprob': 'Log-probability',
-    'strip.cumulative': 'Sum so far',
-    'strip.nats': '{value} nats',
-    'strip.masked': ({ count }) => `${count} tokens were forbidden here.`,
-    'strip.alternatives': 'Alternatives for this token',
-    'strip.alternativesHint': 'Take one: everything before it stays, the rest is translated again.',
-    'strip.alternativesFile': 'This file has the translations of those marked “ready”; dragoman explore can take them all.',
-    'strip.alternativesNone': 'This file has no translation with another token: write it with --branches 2, or use dragoman explore.',
-    'strip.chosen': 'chosen',
-    'strip.ready': 'ready',
-    'strip.changed': 'What changed',
-    'strip.summary': ({ changed, count, before, after }) =>
-      `${changed} of ${count} tokens changed, score ${before} → ${after}`,
-    'strip.before': 'Before',
-    'strip.after': 'After',
-    'strip.kept': 'kept',
-    'strip.mark.changed': 'changed',
-    'strip.mark.new': 'new',
-    'strip.undo': 'Back to before',
-    'strip.dismiss': 'Close the comparison',
-    'strip.score': 'Score',
-    'strip.scoreLine': 'sum of log-probabilities {sum}, normalised {normalised} ({penalty})',
-    'strip.reference': 'This is your reference, scored by the model',
-    'strip.search': 'Search error: the model scores your reference {reference}, above the {own} of what the search found, so a better search would have preferred it.',
-    'strip.cut': 'Search error: the model’s own translation was cut at its maximum length; your reference ends, so it ranks first whatever the scores: {reference} for the reference, {own} for the translation.',
-    'strip.equal': 'The model scores your reference as its own translation, {own}.',
-    'strip.modelError': 'Model error: the model scores your reference {reference}, below the {own} of its own translation, so no search would have found it.',
-    'strip.own': 'Its own translation:',
-    'strip.same': 'The model’s translation is your reference.',
-  },
-  {
-    'strip.source': '原文',
-    'strip.target': '译文',
-    'strip.target@classify': '类别',
-    'strip.target@pairs': '类别',
-    'strip.target@tag': '标注',
-    'strip.target@language': '文字',
-    'strip.source@other': '输入',
-    'strip.legend.bar': '概率',
-    'strip.legend.low': '低于 0.5',
-    'strip.legend.forced': '由你指定',
-    'strip.legend.source': '对选中词元的作用大小',
-    'strip.nameTarget': '译文第 {at} 个，共 {count} 个，{text}，概率 {p}',
-    'strip.nameStrongest': '，最强的原文 {source}',
-    'strip.nameForced': '，已指定',
-    'strip.nameLater': '译文第 {at} 个，共 {count} 个，尚未预测',
-    'strip.nameSource': '原文第 {at} 个，共 {count} 个，{text}',
-    'strip.nameSourceWeight': '，占选中词元{measure}的 {part}',
-    'strip.measure.attribution': '归因',
-    'strip.measure.attention': '注意力',
-    'strip.step': '第 {at} 个词元，共 {count} 个',
-    'strip.back': '后退一步',
-    'strip.forward': '前进一步',
-    'strip.dock': '选中的词元',
-    'strip.time': '逐步播放：隐藏之后的内容',
-    'strip.readOther': '注意力不同意：各头平均主要落在 {source} 上，占 {part}；请在“单个词元”中比较两者。',
-    'strip.read.attribution': '{token} 主要读自 {source}：占它对原文归因的 {part}。',
-    'strip.read.attribution@other': '对 {token} 作用最大的是 {source}：占归因的 {part}。',
-    'strip.read.attention@other': '对 {token} 作用最大的是 {source}：占注意力的 {part}。',
-    'strip.read.attention': '{token} 主要读自 {source}：占各头平均交叉注意力的 {part}。',
-    'strip.readHead': '头 {head} 对它的注意力最大，权重 {weight}。',
-    'strip.openHead': '显示这个头',
-    'strip.probability': '概率',
-    'strip.rank': '排名',
-    'strip.entropy': '熵',
-    'strip.logprob': '对数概率',
-    'strip.cumulative': '累计',
-    'strip.nats': '{value} 奈特',
-    'strip.masked': '此处禁止了 {count} 个词元。',
-    'strip.alternatives': '这个词元的备选',
-    'strip.alternativesHint': '采用一个：之前的保持不变，之后的重新翻译。',
-    'strip.alternativesFile': '这个文件只含标有“就绪”的备选的译文；dragoman explore 可以采用全部备选。',
-    'strip.alternativesNone': '这个文件不含换用其他词元的译文：请用 --branches 2 写出文件，或使用 dragoman explore。',
-    'strip.chosen': '已选',
-    'strip.ready': '就绪',
-    'strip.changed': '有何变化',
-    'strip.summary': '{count} 个词元中有 {changed} 个改变，得分 {before} → {after}',
-    'strip.before': '之前',
-    'strip.after': '之后',
-    'strip.kept': '保留',
-    'strip.mark.changed': '改变',
-    'strip.mark.new': '新增',
-    'strip.undo': '回到之前',
-    'strip.dismiss': '关闭对比',
-    'strip.score': '得分',
-    'strip.scoreLine': '对数概率之和 {sum}，归一化 {normalised}（{penalty}）',
-    'strip.reference': '这是你的参考译文，由模型打分',
-    'strip.search': '搜索错误：模型给参考译文 {reference}，高于搜索所得的 {own}；更好的搜索会选它。',
-    'strip.cut': '搜索错误：模型自己的译文在最大长度处被截断；参考译文有结尾，因此无论得分如何都排在它之前：参考译文 {reference}，模型译文 {own}。',
-    'strip.equal': '模型给参考译文和自己的译文相同的得分 {own}。',
-    'strip.modelError': '模型错误：模型给参考译文 {reference}，低于自己译文的 {own}；任何搜索都不会找到它。',
-    'strip.own': '它自己的译文：',
-    'strip.same': '模型的译文就是你的参考译文。',
-  },
-);
+addTexts('strip', {
+  source: ['Source', '原文'],
+  'source@other': ['Input', '输入'],
+  target: ['Translation', '译文'],
+  'target@other': ['Classes', '类别'],
+  'target@tag': ['Tags', '标注'],
+  'target@language': ['Text', '文字'],
+  'legend.chance': ['probability', '概率'],
+  'legend.low': ['below 0.5', '低于 0.5'],
+  'legend.forced': ['forced by you', '由你指定'],
+  'legend.weight': ['how much it counted for the selected token', '对选中词元的作用大小'],
+  nameTarget: ['target {at} of {count}, {text}, probability {p}', '译文第 {at} 个，共 {count} 个，{text}，概率 {p}'],
+  nameStrongest: [', strongest source {source}', '，最强的原文 {source}'],
+  nameForced: [', forced', '，已指定'],
+  nameLater: ['target {at} of {count}, not yet predicted', '译文第 {at} 个，共 {count} 个，尚未预测'],
+  nameSource: ['source {at} of {count}, {text}', '原文第 {at} 个，共 {count} 个，{text}'],
+  'weight.attribution': [', {part} of the attribution for the selected token', '，占选中词元归因的 {part}'],
+  'weight.attention': [', {part} of the attention for the selected token', '，占选中词元注意力的 {part}'],
+  step: ['Token {at} of {count}', '第 {at} 个词元，共 {count} 个'],
+  back: ['One step back', '后退一步'],
+  forward: ['One step forward', '前进一步'],
+  dock: ['Selected token', '选中的词元'],
+  time: ['Step through: hide what came later', '逐步播放：隐藏之后的内容'],
+  'read.attribution': ['{token} was read mostly from {source}: {part} of its attribution to the source.', '{token} 主要读自 {source}：占它对原文归因的 {part}。'],
+  'read.attribution@other': ['{source} counted most for {token}: {part} of the attribution.', '对 {token} 作用最大的是 {source}：占归因的 {part}。'],
+  'read.attention': ['{token} was read mostly from {source}: {part} of the cross-attention, averaged over heads.', '{token} 主要读自 {source}：占各头平均交叉注意力的 {part}。'],
+  'read.attention@other': ['{source} counted most for {token}: {part} of the attention.', '对 {token} 作用最大的是 {source}：占注意力的 {part}。'],
+  readOther: ['Attention disagrees: averaged over heads it is mostly on {source}, {part}; compare both under One token.', '注意力不同意：各头平均主要落在 {source} 上，占 {part}；请在“单个词元”中比较两者。'],
+  readHead: ['Head {head} attends to it most, with weight {weight}.', '头 {head} 对它的注意力最大，权重 {weight}。'],
+  openHead: ['Show this head', '显示这个头'],
+  probability: ['Probability', '概率'],
+  rank: ['Rank', '排名'],
+  entropy: ['Entropy', '熵'],
+  nats: ['{value} nats', '{value} 奈特'],
+  logprob: ['Log-probability', '对数概率'],
+  cumulative: ['Sum so far', '累计'],
+  masked: ['{count} tokens were forbidden here.', '此处禁止了 {count} 个词元。'],
+  alternatives: ['Alternatives for this token', '这个词元的备选'],
+  takeServed: ['Take one: everything before it stays, the rest is translated again.', '采用一个：之前的保持不变，之后的重新翻译。'],
+  takeReady: ['This file has those marked “ready”; dragoman explore can take them all.', '这个文件只含标有“就绪”的备选；dragoman explore 可以采用全部。'],
+  takeNone: ['To take one, write the file with --branches 2 or use dragoman explore.', '要采用备选，请用 --branches 2 写出文件，或使用 dragoman explore。'],
+  chosen: ['chosen', '已选'],
+  ready: ['ready', '就绪'],
+  changes: ['What changed', '有何变化'],
+  summary: ['{changed} of {count} tokens changed, score {before} → {after}', '{count} 个词元中有 {changed} 个改变，得分 {before} → {after}'],
+  before: ['Before', '之前'],
+  after: ['After', '之后'],
+  changed: ['changed', '改变'],
+  new: ['new', '新增'],
+  undo: ['Back to before', '回到之前'],
+  dismiss: ['Close the comparison', '关闭对比'],
+  reference: ['Your reference, scored by the model', '你的参考译文，由模型打分'],
+  search_error: ['Search error: the model scores your reference {reference}, above the {own} of what the search found; a better search would have preferred it.', '搜索错误：模型给参考译文 {reference}，高于搜索所得的 {own}；更好的搜索会选它。'],
+  cut: ['Search error: the model’s own translation ({own}) was cut at its maximum length; your reference ({reference}) ends, so it ranks first whatever the scores.', '搜索错误：模型自己的译文（{own}）在最大长度处被截断；参考译文（{reference}）有结尾，因此无论得分如何都排在它之前。'],
+  equal: ['The model scores your reference as its own translation, {own}.', '模型给参考译文和自己的译文相同的得分 {own}。'],
+  model_error: ['Model error: the model scores your reference {reference}, below the {own} of its own translation; no search would have found it.', '模型错误：模型给参考译文 {reference}，低于自己译文的 {own}；任何搜索都不会找到它。'],
+  own: ['Its own translation:', '它自己的译文：'],
+  same: ['The model’s translation is your reference.', '模型的译文就是你的参考译文。'],
+});
 
 export function formatPart(value) {
-  const percent = 100 * value;
-  return `${percent > 0 && percent < 1 ? '<1' : Math.round(percent)} %`;
-}
-
-// The full name of a target token for screen readers: position, text, probability, strongest source token.
-export function targetName(ex, t) {
-  const step = ex.steps[t];
-  const weights = ex.sourceWeights(t);
-  const parts = [
-    translate('strip.nameTarget', {
-      at: t + 1,
-      count: ex.target.tokens.length,
-      text: tokenLabel(ex.outputToken(t)),
-      p: formatProbability(Math.exp(step.logprob)),
-    }),
-  ];
-  if (weights && weights.strongest >= 0) {
-    parts.push(translate('strip.nameStrongest', { source: tokenLabel(ex.source.tokens[weights.strongest]) }));
-  }
-  if (step.forced) parts.push(translate('strip.nameForced'));
-  return parts.join('');
+  return `${value > 0 && value < 0.01 ? '<1' : Math.round(100 * value)} %`;
 }
 
 // Near zero, two digits would hide what a sure token costs.
@@ -166,434 +75,348 @@ function stripLog(value) {
   return formatNumber(value, Math.abs(value) < 0.1 ? 3 : 2);
 }
 
-function stripSourceName(ex, s, t) {
-  const weights = t === null ? null : ex.sourceWeights(t);
-  const name = translate('strip.nameSource', {
-    at: s + 1,
-    count: ex.source.tokens.length,
-    text: tokenLabel(ex.source.tokens[s]),
-  });
-  if (!weights) return name;
-  const measure = translate(`strip.measure.${weights.from}`);
-  return name + translate('strip.nameSourceWeight', { part: formatPart(weights.values[s]), measure });
+// The full name of a target token for screen readers: position, text, probability, strongest source token.
+function stripTargetName(ex, t) {
+  const { logprob, forced } = ex.steps[t];
+  const source = ex.source.tokens[ex.sourceWeights(t)?.strongest];
+  return [
+    translate('strip.nameTarget', { at: t + 1, count: ex.target.tokens.length, text: tokenLabel(ex.outputToken(t)), p: formatLogprob(logprob) }),
+    source ? translate('strip.nameStrongest', { source: tokenLabel(source) }) : '',
+    forced ? translate('strip.nameForced') : '',
+  ].join('');
 }
 
 function stripLanguage(code) {
-  if (!code) return '';
   try {
-    return new Intl.DisplayNames([currentLanguage()], { type: 'language' }).of(code) ?? code;
+    return new Intl.DisplayNames([currentLanguage()], { type: 'language' }).of(code);
   } catch {
-    return code;
+    return code; // not a language code
   }
 }
 
-function stripWordOf(side, index) {
-  const range = (side.words ?? []).find(([from, to]) => from <= index && index < to);
-  if (!range || range[1] - range[0] < 2) return tokenLabel(side.tokens[index]);
-  const word = side.tokens.slice(range[0], range[1]).map((token) => token.text).join('').trim();
-  return word && word.length <= 40 ? word : tokenLabel(side.tokens[index]);
+// The word that a token is part of, unless it is too long for a sentence.
+function stripWord(side, index) {
+  const range = side.words?.find(([from, to]) => from <= index && index < to);
+  const word = range ? side.tokens.slice(...range).map((token) => token.text).join('').trim() : '';
+  return quoted(word && word.length <= 40 ? word : tokenLabel(side.tokens[index]), side.lang);
+}
+
+function stripOutputWord(ex, t) {
+  return ex.hasClasses ? quoted(tokenLabel(ex.outputToken(t)), ex.target.lang) : stripWord(ex.target, t);
 }
 
 export function shellQuote(text) {
-  return /^[\w./-]+$/.test(text) ? text
-    : /[\t\n]/.test(text) ? `$'${text.replace(/[\\']/g, '\\$&').replace(/\t/g, '\\t').replace(/\n/g, '\\n')}'`
-      : `'${text.replace(/'/g, "'\\''")}'`;
+  if (/^[\w./-]+$/.test(text)) return text;
+  if (!/[\t\n]/.test(text)) return `'${text.replace(/'/g, "'\\''")}'`;
+  return `$'${text.replace(/[\\']/g, '\\$&').replace(/\t/g, '\\t').replace(/\n/g, '\\n')}'`;
 }
 
 // The command that writes this page again, for files without a model behind them.
 export function explainCommand(ex, extra = []) {
-  const request = ex.request ?? {};
-  const parts = ['dragoman explain -m', ex.model?.path ? shellQuote(ex.model.path) : 'MODEL', shellQuote(request.text ?? ex.source?.text ?? '')];
-  const tag = ex.source?.tokens?.[0];
-  const to = tag?.special && /^<2([\w-]+)>$/.exec(tag.text); // of a model of several directions
-  if (to) parts.push('--to', to[1]);
-  if (request.beam) parts.push('--beam', request.beam);
-  if (typeof request.length_penalty === 'number') parts.push('--length-penalty', request.length_penalty);
-  if (request.reference) parts.push('--reference', shellQuote(request.reference));
-  if (request.off?.length && !extra.includes('--off')) parts.push('--off', request.off.join(','));
-  return [...parts, ...extra, '--html explorer.html'].join(' ');
+  const { text, beam, length_penalty: penalty, reference, off } = ex.request ?? {};
+  const [tag] = ex.source?.tokens ?? [];
+  const to = tag?.special && /^<2([\w-]+)>$/.exec(tag.text)?.[1]; // of a model of several directions
+  const options = {
+    '--to': to,
+    '--beam': beam,
+    '--length-penalty': penalty,
+    '--reference': reference && shellQuote(reference),
+    '--off': !extra.includes('--off') && off?.join(','),
+  };
+  return [
+    'dragoman explain -m', shellQuote(ex.model?.path || 'MODEL'), shellQuote(text ?? ex.source?.text ?? ''),
+    ...Object.entries(options).filter(([, value]) => value || value === 0).flat(), ...extra, '--html explorer.html',
+  ].join(' ');
 }
 
-// Of `score.reference`, as the library judged it.
-const STRIP_VERDICTS = { same: 'strip.same', equal: 'strip.equal', search_error: 'strip.search', model_error: 'strip.modelError' };
+export function mountStrip(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
+  const texts = make('div.texts', { 'data-widget': 'strip' });
+  const clock = make('div.clock.row');
+  const detail = make('div.detail');
+  const compare = make('div.compare', { hidden: true });
+  const judged = make('div.reference', { hidden: true });
+  let ex = null;
+  let source = null;
+  let target = null;
+  let comparison = null; // {before, after}, two explanations
 
-class StripPanel {
-  constructor(body, context) {
-    this.context = context;
-    this.previous = null;
-    this.comparison = null;
-    this.parts = {
-      texts: element('div', { class: 'texts', 'data-widget': 'strip' }),
-      clock: element('div', { class: 'clock row' }),
-      detail: element('div', { class: 'detail' }),
-      compare: element('div', { class: 'compare', hidden: true }),
-      reference: element('div', { class: 'reference', hidden: true }),
-    };
-    body.append(...Object.values(this.parts));
-    this.buildDock(body.closest('main'));
-    context.onExplanation((ex) => this.build(ex));
-    context.store.subscribe((state, changed) => {
-      const ex = context.current();
-      if (ex && ex === this.ex && ['step', 'src', 'time'].some((key) => changed.has(key))) this.update(ex, state);
-    });
-    document.addEventListener('explorer:alternatives', () => this.focusAlternatives());
+  const move = (by) => () => {
+    const step = (store.get().step ?? 0) + by;
+    if (!ex.steps[step]) return;
+    store.set({ step });
+    announce(stripTargetName(ex, step));
+  };
+  // Back and forward, once under the text and once in the dock.
+  const backs = [0, 1].map(() => make('button', { onclick: move(-1) }, '←'));
+  const forwards = [0, 1].map(() => make('button', { onclick: move(1) }, '→'));
+  const where = make('span.number');
+  const timeBox = make('input', { type: 'checkbox', onchange: () => store.set({ time: timeBox.checked }) });
+  const timeLabel = make('span');
+  clock.append(backs[0], where, forwards[0], make('label.check', timeBox, timeLabel));
+
+  // The selected token in one line at the foot of the window, while the text itself is out of sight.
+  const dockText = make('button.plain.text', { onclick: () => visit('strip') });
+  const dock = make('div.dock', { role: 'group', hidden: true }, backs[1], dockText, forwards[1]);
+  body.append(texts, clock, detail, compare, judged);
+  body.closest('main').append(dock);
+  new IntersectionObserver(([{ isIntersecting, boundingClientRect }]) => {
+    dock.hidden = isIntersecting || boundingClientRect.top > 0 || !ex?.steps.length;
+  }).observe(texts);
+
+  function focusTarget(t) {
+    target.roving?.focus(target.items[Math.min(t, target.items.length - 1)]);
   }
 
-  build(ex) {
-    this.ex = ex;
-    const { store } = this.context;
-    const select = (key) => (button) => store.set({ [key]: Number(button.dataset.token) });
-    const side = (name, key) => {
-      const text = ex[name];
-      const label = element('h3', { id: `strip-${name}` }, translate(`strip.${name}`));
-      const language = stripLanguage(text.lang);
-      if (language) label.append(element('span', { class: 'quiet' }, ` · ${language}`));
-      const { run, items } = renderText(text, { prefix: name, decorate: () => {} });
-      run.setAttribute('aria-labelledby', `strip-${name}`);
-      const roving = rovingFocus(run, { items: () => items, rtl: () => text.dir === 'rtl', vertical: true, onMove: select(key) });
-      run.addEventListener('click', (event) => {
-        const button = event.target.closest('.tok');
-        if (button) roving.focus(button);
-      });
-      run.addEventListener('keydown', (event) => {
-        if (event.key !== 'Enter' && event.key !== ' ') return;
-        event.preventDefault();
-        select(key)(event.target);
-      });
-      return { items, roving, node: element('div', { class: `side ${name}` }, label, run) };
-    };
-    this.source = side('source', 'src');
-    this.target = ex.hasClasses ? this.buildClasses(ex) : side('target', 'step');
-    this.source.node.hidden = !ex.source.tokens.length;
-    const legend = element('p', { class: 'legend' },
-      element('span', { class: 'key' }, translate('strip.legend.bar')),
-      element('span', { class: 'key low' }, translate('strip.legend.low')),
-      ex.steps.some((step) => step.forced) ? element('span', { class: 'key forced' }, translate('strip.legend.forced')) : null,
-      ex.sourceWeights(0) ? element('span', { class: 'key weight' }, translate('strip.legend.source')) : null);
-    const cut = ex.missing?.text ? element('p', { class: 'cut' }, ex.missing.text) : null;
-    this.parts.texts.replaceChildren(...[cut, this.source.node, this.target.node, legend].filter(Boolean));
-    this.buildClock(ex);
-    this.update(ex, store.get());
-    this.showReference(ex);
-    if (this.comparison && this.comparison.after !== ex && this.comparison.before !== ex) this.comparison = null;
-    this.showComparison();
+  function buildSide(name, key) {
+    const side = ex[name];
+    const id = `strip-${name}`;
+    const { run, items } = renderText(side, { prefix: name, decorate() {} });
+    run.setAttribute('aria-labelledby', id);
+    const select = (item) => store.set({ [key]: Number(item.dataset.token) });
+    const roving = rovingFocus(run, { items: () => items, rtl: () => side.dir === 'rtl', vertical: true, onMove: select, onPress: select });
+    const language = side.lang && make('span.quiet', ` · ${stripLanguage(side.lang)}`);
+    return { items, roving, node: make(`div.side.${name}`, make('h3', { id }, translate(`strip.${name}`), language), run) };
   }
 
   // The classes of a classifier with their probabilities.
-  buildClasses(ex) {
-    const chances = new Map((ex.steps[0]?.top ?? []).map(([id, , logprob]) => [id, Math.exp(logprob)]));
+  function buildClasses() {
+    const [step] = ex.steps;
+    const logprobs = new Map((step?.top ?? []).map(([id, , logprob]) => [id, logprob]));
     const rows = ex.target.tokens.map((token) => {
-      const p = chances.get(token.id) ?? null;
-      return element('li', { class: token.id === ex.steps[0]?.id ? 'chosen' : '', var: { p: (p ?? 0).toFixed(4) } },
-        element('bdi', {}, tokenLabel(token)), element('span', { class: 'number' }, p === null ? '–' : formatProbability(p)));
+      const logprob = logprobs.get(token.id);
+      return make('li', { class: token.id === step?.id ? 'chosen' : null, var: { p: Math.exp(logprob ?? -Infinity).toFixed(4) } },
+        make('bdi', tokenLabel(token)), make('span.number', logprob === undefined ? '–' : formatLogprob(logprob)));
     });
-    const heading = element('h3', { id: 'strip-target' }, translate('strip.target'));
-    const list = element('ul', { class: 'classes', 'aria-labelledby': 'strip-target' }, rows);
-    return { items: [], roving: { refresh() {}, focus() {} }, node: element('div', { class: 'side target' }, heading, list) };
+    const node = make('div.side.target',
+      make('h3', { id: 'strip-target' }, translate('strip.target')), make('ul.classes', { 'aria-labelledby': 'strip-target' }, rows));
+    return { items: [], node };
   }
 
-  buildClock(ex) {
-    this.parts.clock.hidden = ex.steps.length < 2;
-    const { store } = this.context;
-    const move = (by) => {
-      const at = store.get().step ?? 0;
-      store.set({ step: Math.max(0, Math.min(ex.steps.length - 1, at + by)) });
-      this.context.announce(targetName(ex, store.get().step));
-    };
-    this.back = element('button', { type: 'button', 'aria-label': translate('strip.back'), onclick: () => move(-1) }, '←');
-    this.forward = element('button', { type: 'button', 'aria-label': translate('strip.forward'), onclick: () => move(1) }, '→');
-    this.where = element('span', { class: 'number' });
-    this.timeBox = element('input', { type: 'checkbox', onchange: () => store.set({ time: this.timeBox.checked }) });
-    this.parts.clock.replaceChildren(
-      this.back, this.where, this.forward,
-      element('label', { class: 'check' }, this.timeBox, translate('strip.time')),
-    );
+  function build() {
+    const hadFocus = texts.contains(document.activeElement);
+    source = buildSide('source', 'src');
+    target = ex.hasClasses ? buildClasses() : buildSide('target', 'step');
+    source.node.hidden = !ex.source.tokens.length;
+    const keys = { chance: true, low: true, forced: ex.steps.some((step) => step.forced), weight: ex.sourceWeights(0) };
+    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.legend.${key}`)));
+    texts.replaceChildren(...ex.missing?.text ? [make('p.cut', ex.missing.text)] : [], source.node, target.node, make('p.legend', legend));
+    clock.hidden = ex.steps.length < 2;
+    timeLabel.textContent = translate('strip.time');
+    dock.ariaLabel = translate('strip.dock');
+    for (const back of backs) back.ariaLabel = translate('strip.back');
+    for (const forward of forwards) forward.ariaLabel = translate('strip.forward');
+    update(store.get());
+    // A new explanation that arrives while a token has the focus must not lose it.
+    if (hadFocus) texts.querySelector('.target [tabindex="0"]')?.focus({ preventScroll: true });
+    showReference();
+    if (comparison?.after !== ex && comparison?.before !== ex) comparison = null;
+    showComparison();
   }
 
-  // The selected token in one line at the foot of the window, while the text itself is out of sight.
-  buildDock(main) {
-    const step = (by) => () => this[by < 0 ? 'back' : 'forward'].click();
-    this.dock = {
-      bar: element('div', { class: 'dock', role: 'group', hidden: true }),
-      back: element('button', { type: 'button', onclick: step(-1) }, '←'),
-      forward: element('button', { type: 'button', onclick: step(1) }, '→'),
-      text: element('button', { type: 'button', class: 'plain text', onclick: () => this.context.visit('strip') }),
-    };
-    const { bar, back, text, forward } = this.dock;
-    bar.append(back, text, forward);
-    main.append(bar);
-    new IntersectionObserver(([entry]) => {
-      bar.hidden = entry.isIntersecting || entry.boundingClientRect.top > 0 || !this.ex?.steps.length;
-    }).observe(this.parts.texts);
-  }
-
-  showDock(ex, t) {
-    const { bar, back, text, forward } = this.dock;
-    bar.setAttribute('aria-label', translate('strip.dock'));
-    back.setAttribute('aria-label', translate('strip.back'));
-    forward.setAttribute('aria-label', translate('strip.forward'));
-    [back.disabled, forward.disabled] = [this.back.disabled, this.forward.disabled];
-    const weights = ex.sourceWeights(t);
-    text.replaceChildren(
-      quoted(ex.hasClasses ? tokenLabel(ex.outputToken(t)) : stripWordOf(ex.target, t), ex.target.lang || null),
-      ` ${formatProbability(Math.exp(ex.steps[t]?.logprob ?? 0))}`,
-      ...(weights && weights.strongest >= 0 ? [' ← ', quoted(stripWordOf(ex.source, weights.strongest), ex.source.lang || null)] : []),
-      element('span', { class: 'quiet' }, ` · ${this.where.textContent}`),
-    );
-  }
-
-  update(ex, state) {
+  function update(state) {
     const t = state.step ?? 0;
     const weights = ex.sourceWeights(t);
-    const most = weights ? Math.max(...weights.values, 1e-9) : 1;
-    this.target.items.forEach((button, index) => {
-      button.toggleAttribute('aria-current', index === state.step);
-      if (index === state.step) button.setAttribute('aria-current', 'true');
+    const most = Math.max(...weights?.values ?? [], 1e-9);
+    target.items.forEach((button, index) => {
       const later = state.time && index > t;
+      setAttributes(button, { 'aria-current': index === state.step || null });
       if (button.dataset.later === String(later)) return;
       const step = ex.steps[index];
-      const p = step ? Math.exp(step.logprob) : 0;
+      const p = later || !step ? 0 : Math.exp(step.logprob);
       setAttributes(button, {
         'data-later': String(later),
-        'aria-label': later
-          ? translate('strip.nameLater', { at: index + 1, count: ex.target.tokens.length })
-          : step ? targetName(ex, index) : tokenLabel(ex.target.tokens[index]),
-        var: { p: later ? 0 : p.toFixed(4) },
+        'aria-label': later ? translate('strip.nameLater', { at: index + 1, count: target.items.length })
+          : step ? stripTargetName(ex, index) : tokenLabel(ex.target.tokens[index]),
+        var: { p: p.toFixed(4) },
       });
       button.classList.toggle('low', !later && p < 0.5);
       button.classList.toggle('forced', !later && Boolean(step?.forced));
       button.classList.toggle('later', later);
     });
-    this.source.items.forEach((button, index) => {
+    source.items.forEach((button, index) => {
+      const part = weights?.values[index] ?? 0;
       setAttributes(button, {
-        'aria-current': index === state.src ? 'true' : null,
-        'aria-label': stripSourceName(ex, index, state.step),
-        var: { w: weights ? (weights.values[index] / most).toFixed(4) : 0 },
+        'aria-current': index === state.src || null,
+        'aria-label': translate('strip.nameSource', { at: index + 1, count: source.items.length, text: tokenLabel(ex.source.tokens[index]) })
+          + (weights ? translate(`strip.weight.${weights.from}`, { part: formatPart(part) }) : ''),
+        var: { w: (part / most).toFixed(4) },
       });
       button.classList.toggle('strongest', weights?.strongest === index);
     });
-    this.target.roving.refresh(this.target.items[t]);
-    this.source.roving.refresh(this.source.items[state.src ?? Math.max(weights?.strongest ?? 0, 0)]);
-    this.where.textContent = translate('strip.step', { at: t + 1, count: ex.steps.length });
-    this.back.disabled = t === 0;
-    this.forward.disabled = t >= ex.steps.length - 1;
-    this.timeBox.checked = state.time;
-    this.showDock(ex, t);
-    this.showDetail(ex, t);
+    target.roving?.refresh(target.items[t]);
+    source.roving.refresh(source.items[state.src ?? Math.max(weights?.strongest ?? 0, 0)]);
+    where.textContent = translate('strip.step', { at: t + 1, count: ex.steps.length });
+    for (const back of backs) back.disabled = t === 0;
+    for (const forward of forwards) forward.disabled = t >= ex.steps.length - 1;
+    timeBox.checked = state.time;
+    showDetail(t, weights?.strongest >= 0 ? weights : null);
   }
 
-  showDetail(ex, t) {
+  // The dock, and under the text what is known about token t.
+  function showDetail(t, weights) {
     const step = ex.steps[t];
-    if (!step) {
-      this.parts.detail.replaceChildren();
-      return;
-    }
-    const sum = ex.steps.slice(0, t + 1).reduce((total, each) => total + each.logprob, 0);
-    const fact = (key, value) => element('div', {}, element('dt', {}, translate(key)), element('dd', { class: 'number' }, value));
-    const facts = element('dl', { class: 'facts' },
-      fact('strip.probability', formatProbability(Math.exp(step.logprob))),
-      fact('strip.rank', String(step.rank)),
-      fact('strip.entropy', translate('strip.nats', { value: formatNumber(step.entropy) })),
-      fact('strip.logprob', stripLog(step.logprob)),
-      fact('strip.cumulative', stripLog(sum)));
-    const left = element('div', { class: 'reading' }, this.readSentence(ex, t), facts);
+    detail.replaceChildren();
+    if (!step) return;
+    dockText.replaceChildren(
+      stripOutputWord(ex, t), ` ${formatLogprob(step.logprob)}`,
+      ...weights ? [' ← ', stripWord(ex.source, weights.strongest)] : [],
+      make('span.quiet', ` · ${where.textContent}`),
+    );
+    const facts = {
+      probability: formatLogprob(step.logprob),
+      rank: String(step.rank),
+      entropy: translate('strip.nats', { value: formatNumber(step.entropy) }),
+      logprob: stripLog(step.logprob),
+      cumulative: stripLog(ex.steps.slice(0, t + 1).reduce((total, each) => total + each.logprob, 0)),
+    };
     // Padding and the like are forbidden everywhere; more than that is worth a sentence.
     const usual = Math.min(...ex.steps.map((each) => each.masked ?? 0));
-    if (step.masked > usual) left.append(element('p', { class: 'quiet' }, translate('strip.masked', { count: step.masked })));
-    this.parts.detail.replaceChildren(left, ...(ex.hasClasses ? [] : [this.buildAlternatives(ex, t)]));
+    detail.append(make('div.reading', weights && readSentence(t, weights), weights && disagreement(t, weights),
+      termList('facts.number', Object.entries(facts).map(([key, value]) => [translate(`strip.${key}`), value])),
+      step.masked > usual && make('p.quiet', translate('strip.masked', { count: step.masked }))));
+    if (!ex.hasClasses) detail.append(buildAlternatives(t, step));
   }
 
-  readSentence(ex, t) {
-    const weights = ex.sourceWeights(t);
-    if (!weights || weights.strongest < 0) return null;
-    const token = quoted(ex.hasClasses ? tokenLabel(ex.outputToken(t)) : stripWordOf(ex.target, t), ex.target.lang || null);
-    const source = quoted(stripWordOf(ex.source, weights.strongest), ex.source.lang || null);
-    const part = formatPart(weights.values[weights.strongest]);
-    const sentence = element('p', { class: 'answer' }, fill(translate(`strip.read.${weights.from}`), { token, source, part }));
-    const head = ex.strongestHead(t);
-    if (!head) return sentence;
+  function readSentence(t, { from, strongest, values }) {
+    const { name, weight, site, head, src } = ex.strongestHead(t) ?? {};
     const open = () => {
-      this.context.store.set({ site: head.site, head: head.head, src: head.src, zoom: null });
-      this.context.visit('head');
+      store.set({ site, head, src, zoom: null });
+      visit('head');
     };
-    sentence.append(' ', ...fill(translate('strip.readHead'), {
-      head: element('strong', {}, head.name),
-      weight: formatNumber(head.weight),
-    }), ' ', element('button', { type: 'button', class: 'plain inline', onclick: open }, translate('strip.openHead')));
-    return [sentence, this.disagreement(ex, t, weights)].filter(Boolean);
+    return make('p.answer',
+      sentence(`strip.read.${from}`, { token: stripOutputWord(ex, t), source: stripWord(ex.source, strongest), part: formatPart(values[strongest]) }),
+      name && [' ', ...sentence('strip.readHead', { head: make('strong', name), weight: formatNumber(weight) }), ' ',
+        make('button.plain.inline', { onclick: open }, translate('strip.openHead'))]);
   }
 
   // Attribution and attention are two measures: where their strongest words differ, the page shows both.
-  disagreement(ex, t, weights) {
-    const mean = weights.from === 'attribution' && ex.crossSites().length ? ex.attentionMean(t) : null;
-    const words = mean ? ex.source.words.map(([from, to]) => mean.slice(from, to).reduce((a, b) => a + b, 0)) : [];
-    const best = words.indexOf(Math.max(...words));
-    if (best >= 0 && (weights.strongest < ex.source.words[best][0] || weights.strongest >= ex.source.words[best][1])) {
-      return element('p', { class: 'quiet' }, fill(translate('strip.readOther'), {
-        source: quoted(stripWordOf(ex.source, ex.source.words[best][0]), ex.source.lang || null),
-        part: formatPart(words[best]),
-      }));
-    }
-    return null;
+  function disagreement(t, { from, strongest }) {
+    const mean = from === 'attribution' && ex.strongestHead(t) ? ex.attentionMean(t) : null;
+    const sums = mean ? ex.source.words.map((range) => mean.slice(...range).reduce((a, b) => a + b, 0)) : [];
+    const best = sums.indexOf(Math.max(...sums));
+    const [first, end] = ex.source.words?.[best] ?? [];
+    if (best < 0 || (first <= strongest && strongest < end)) return null;
+    return make('p.quiet', sentence('strip.readOther', { source: stripWord(ex.source, first), part: formatPart(sums[best]) }));
   }
 
-  buildAlternatives(ex, t) {
-    const step = ex.steps[t];
-    const { api } = this.context;
+  function buildAlternatives(t, step) {
     const options = step.top.map(([id, text, logprob], rank) => {
-      const chosen = id === step.id;
-      const ready = !api && ex.branches?.[`${t}:${id}`];
-      const p = Math.exp(logprob);
-      const note = chosen ? translate('strip.chosen') : ready ? translate('strip.ready') : '';
-      return element('li', {
+      const note = id === step.id ? translate('strip.chosen') : !api && ex.branches?.[`${t}:${id}`] ? translate('strip.ready') : '';
+      const [label, p] = [tokenLabel({ text }), formatLogprob(logprob)];
+      return make('li', {
         role: 'option',
-        tabindex: '-1',
-        'aria-selected': chosen,
-        'aria-label': [tokenLabel({ text }), formatProbability(p), note].filter(Boolean).join(', '),
+        'aria-selected': id === step.id,
+        'aria-label': [label, p, note].filter(Boolean).join(', '),
         'data-id': id,
-        var: { p: p.toFixed(4) },
+        var: { p: Math.exp(logprob).toFixed(4) },
+      }, make('span.rank.number', rank + 1), make('bdi.alt', { lang: ex.target.lang }, label), make('span.note', note), make('span.number', p));
+    });
+    const list = make('ul.alternatives', {
+      role: 'listbox',
+      'aria-labelledby': 'strip-alternatives',
+      'data-widget': 'alternatives',
+      onkeydown: (event) => {
+        if (event.key !== 'Escape') return;
+        event.preventDefault();
+        focusTarget(t);
       },
-      element('span', { class: 'rank number' }, rank + 1),
-      element('bdi', { class: 'alt', lang: ex.target.lang || null }, tokenLabel({ text })),
-      element('span', { class: 'note' }, note),
-      element('span', { class: 'number' }, formatProbability(p)));
-    });
-    const list = element('ul', { role: 'listbox', class: 'alternatives', 'aria-labelledby': 'strip-alternatives', 'data-widget': 'alternatives' }, options);
-    const roving = rovingFocus(list, { items: () => options, vertical: true });
-    const take = (option) => this.take(ex, t, Number(option.dataset.id));
-    list.addEventListener('click', (event) => {
-      const option = event.target.closest('[role="option"]');
-      if (option) {
-        roving.focus(option);
-        take(option);
-      }
-    });
-    list.addEventListener('keydown', (event) => {
-      if (event.key === 'Enter' || event.key === ' ') {
-        event.preventDefault();
-        take(event.target);
-      } else if (event.key === 'Escape') {
-        event.preventDefault();
-        this.target.roving.focus(this.target.items[t]);
-      }
-    });
-    const hint = element('p', { class: 'quiet' }, translate(
-      api ? 'strip.alternativesHint' : Object.keys(ex.branches ?? {}).length ? 'strip.alternativesFile' : 'strip.alternativesNone'));
-    return element('div', { class: 'choices' },
-      element('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, hint);
+    }, options);
+    rovingFocus(list, { items: () => options, vertical: true, onPress: (option) => take(t, Number(option.dataset.id)) });
+    const hint = api ? 'strip.takeServed' : Object.keys(ex.branches ?? {}).length ? 'strip.takeReady' : 'strip.takeNone';
+    return make('div.choices', make('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, make('p.quiet', translate(hint)));
   }
 
-  focusAlternatives() {
-    const list = this.parts.detail.querySelector('[role="listbox"]');
-    const option = list?.querySelector('[tabindex="0"]') ?? list?.querySelector('[role="option"]');
-    option?.focus();
-  }
-
-  async take(ex, t, id) {
-    const { api, context } = { api: this.context.api, context: this.context };
+  // Translate again with another token at step t: ask the model, or use what the file has.
+  async function take(t, id) {
+    const before = ex;
     if (id === ex.steps[t].id) return;
-    let after;
     if (api) {
+      detail.ariaBusy = true;
+      announce(translate('page.loading'));
       try {
-        this.parts.detail.setAttribute('aria-busy', 'true');
-        context.announce(translate('page.loading'));
-        after = decodeExplanation(await api.branch(t, id));
+        comparison = { before, after: decodeExplanation(await api.branch(t, id)) };
       } catch (error) {
-        context.fail(error);
+        fail(error);
         return;
       } finally {
-        this.parts.detail.removeAttribute('aria-busy');
+        detail.ariaBusy = null;
       }
-      this.comparison = { before: ex, after };
-      context.replace(after);
-      this.target.roving.focus(this.target.items[Math.min(t, this.target.items.length - 1)]);
+      replace(comparison.after);
+      focusTarget(t);
     } else {
-      const branch = ex.branches?.[`${t}:${id}`];
-      if (!branch) return;
-      after = branch;
-      this.comparison = { before: ex, after };
-      this.showComparison();
+      const after = ex.branches?.[`${t}:${id}`];
+      if (!after) return;
+      comparison = { before, after };
+      showComparison();
     }
-    context.announce(this.summary());
+    announce(compare.querySelector('.answer').textContent);
   }
 
-  summary() {
-    const { before, after } = this.comparison;
-    const ids = (side) => side.target.tokens.map((token) => token.id);
-    const { marks } = compareTokens(ids(before), ids(after));
-    return translate('strip.summary', {
-      changed: marks.filter((mark) => mark !== 'kept').length,
-      count: marks.length,
-      before: stripLog(before.score?.sum),
-      after: stripLog(after.score?.sum),
-    });
+  // The text of an explanation with marks(index) on its tokens.
+  function comparedText(key, { target: side }, mark) {
+    const run = make('bdi.run.small', { dir: side.dir || 'auto', lang: side.lang });
+    for (const node of renderText(side, { prefix: `compare-${key}`, decorate() {} }).run.childNodes) {
+      const { token, label } = node.firstChild?.dataset ?? {};
+      const kind = token && mark(Number(token));
+      const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
+      run.append(kind ? make(`${tag}.${kind}`, { 'data-label': label }, node.textContent) : node.textContent);
+    }
+    return make('div', make('h4', translate(`strip.${key}`)), run);
   }
 
-  showComparison() {
-    const box = this.parts.compare;
-    box.hidden = !this.comparison;
-    if (!this.comparison) return;
-    const { before, after } = this.comparison;
-    const ids = (side) => side.target.tokens.map((token) => token.id);
-    const { marks, stayed } = compareTokens(ids(before), ids(after));
-    const line = (key, side, mark) => {
-      const run = element('bdi', { class: 'run small', dir: side.target.dir || 'auto', lang: side.target.lang || null });
-      renderText(side.target, {
-        prefix: `compare-${key}`,
-        decorate: () => {},
-      }).run.childNodes.forEach((node) => {
-        if (node.nodeType === 3) run.append(node.textContent);
-        else {
-          const index = Number(node.firstChild.dataset.token);
-          const tag = mark(index);
-          const label = node.firstChild.dataset.label;
-          run.append(element(tag === 'kept' ? 'span' : tag === 'gone' ? 'del' : 'ins', { class: tag, 'data-label': label ?? null }, node.textContent));
-        }
-      });
-      return element('div', {}, element('h4', {}, translate(`strip.${key}`)), run);
-    };
+  function showComparison() {
+    compare.hidden = !comparison;
+    if (!comparison) return;
+    const { before, after } = comparison;
+    const { marks, stayed } = compareTokens(...[before, after].map((each) => each.target.tokens.map((token) => token.id)));
     const close = () => {
-      this.comparison = null;
-      this.showComparison();
-      this.target.roving.focus(this.target.items[this.context.store.get().step ?? 0]);
+      comparison = null;
+      showComparison();
+      focusTarget(store.get().step ?? 0);
     };
     const undo = () => {
-      this.comparison = null;
-      this.context.replace(before);
+      comparison = null;
+      replace(before);
     };
-    const isNow = this.context.current() === after;
-    box.replaceChildren(
-      element('h3', {}, translate('strip.changed')),
-      element('p', { class: 'answer' }, this.summary()),
-      line('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
-      line('after', after, (index) => marks[index]),
-      element('p', { class: 'legend' },
-        element('span', { class: 'key changed' }, translate('strip.mark.changed')),
-        element('span', { class: 'key new' }, translate('strip.mark.new'))),
-      element('div', { class: 'row' },
-        isNow ? element('button', { type: 'button', onclick: undo }, translate('strip.undo')) : null,
-        element('button', { type: 'button', class: 'plain', onclick: close }, translate('strip.dismiss'))),
+    compare.replaceChildren(
+      make('h3', translate('strip.changes')),
+      make('p.answer', translate('strip.summary', {
+        changed: marks.filter((mark) => mark !== 'kept').length,
+        count: marks.length,
+        before: stripLog(before.score?.sum),
+        after: stripLog(after.score?.sum),
+      })),
+      comparedText('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
+      comparedText('after', after, (index) => marks[index]),
+      make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, translate(`strip.${key}`)))),
+      make('div.row',
+        ex === after && make('button', { onclick: undo }, translate('strip.undo')),
+        make('button.plain', { onclick: close }, translate('strip.dismiss'))),
     );
   }
 
-  showReference(ex) {
-    const box = this.parts.reference;
-    const reference = ex.request?.reference;
-    const given = ex.score?.reference;
-    box.hidden = !reference || !given;
-    if (box.hidden) return;
-    const own = ex.score.own ?? ex.nbest?.[0] ?? ex.score;
-    const scores = { reference: formatScore(given.normalised), own: formatScore(own.normalised) };
+  // How the model scores the reference, as the library judged it.
+  function showReference() {
+    const given = ex.request?.reference && ex.score?.reference;
+    judged.hidden = !given;
+    if (!given) return;
+    const best = ex.nbest?.[0];
+    const own = ex.score.own ?? best ?? ex.score;
     const isCut = given.verdict === 'search_error' && given.normalised <= own.normalised;
-    const key = isCut ? 'strip.cut' : STRIP_VERDICTS[given.verdict] ?? 'strip.equal';
-    box.replaceChildren(...[
-      element('h3', {}, translate('strip.reference')),
-      element('p', { class: 'answer' }, translate(key, scores)),
-      ex.nbest?.[0]?.text ? element('p', {}, translate('strip.own'), ' ', quoted(ex.nbest[0].text, ex.target.lang || null)) : null,
-    ].filter(Boolean));
+    const scores = { reference: formatScore(given.normalised), own: formatScore(own.normalised) };
+    judged.replaceChildren(
+      make('h3', translate('strip.reference')),
+      make('p.answer', translate(`strip.${isCut ? 'cut' : given.verdict}`, scores)),
+      ...best?.text ? [make('p', translate('strip.own'), ' ', quoted(best.text, ex.target.lang))] : [],
+    );
   }
-}
 
-export function mountStrip(body, context) {
-  return new StripPanel(body, context);
+  onExplanation((shown) => {
+    ex = shown;
+    build();
+  });
+  store.subscribe((state, changed) => {
+    if (ex && current() === ex && ['step', 'src', 'time'].some((key) => changed.has(key))) update(state);
+  });
+  document.addEventListener('explorer:alternatives', () => detail.querySelector('[role="option"][tabindex="0"]')?.focus());
 }

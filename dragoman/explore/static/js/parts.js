@@ -1,0 +1,52 @@
+// What several panels share: short forms for elements and sentences, links, and the way to a panel.
+import { element } from './dom.js';
+import { formatProbability, translate } from './i18n.js';
+import { fill } from './text.js';
+
+// make('p.quiet', 'Text'), make('button.plain', { onclick: f }, 'Text'): a tag with classes, attributes if the next
+// argument is a plain object, then children; null, undefined and false are left out.
+export function make(kind, ...children) {
+  const [tag, ...classes] = kind.split('.');
+  const attributes = children[0]?.constructor === Object ? children.shift() : {};
+  return element(tag, {
+    class: classes.join(' ') || null,
+    type: tag === 'button' ? 'button' : null,
+    ...attributes,
+  }, children.flat().filter((child) => child !== false));
+}
+
+// A string with elements in it.
+export function sentence(key, parts) {
+  return fill(translate(key), parts);
+}
+
+// [term, value] as a list; terms without a value are left out.
+export function termList(kind, rows) {
+  return make(`dl.${kind}`, rows.map(([term, value]) => value && make('div', make('dt', term), make('dd', value))).filter(Boolean));
+}
+
+export function formatLogprob(logprob) {
+  return formatProbability(Math.exp(logprob));
+}
+
+export function isEnter(event) {
+  return event.key === 'Enter' || event.key === ' ';
+}
+
+export function hasModifier(event) {
+  return event.ctrlKey || event.metaKey || event.altKey;
+}
+
+export async function copyAddress(address, announce) {
+  const copied = await navigator.clipboard.writeText(address).then(() => true, () => false);
+  announce(translate(copied ? 'page.copied' : 'page.copyFailed'));
+}
+
+export function panelOf(view) {
+  return document.getElementById(`panel-${view}`);
+}
+
+export function scrollToPanel(view) {
+  const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;
+  panelOf(view).scrollIntoView({ block: 'start', behavior: calm ? 'instant' : 'smooth' });
+}
