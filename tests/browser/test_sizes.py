@@ -12,7 +12,7 @@ from dragoman.explain.explanation import Explanation
 from dragoman.explore.html_export import STATIC_DIR, export_html, read_island
 
 # Bytes as they are shipped: with comments, in two languages, not minified.
-LIMITS = {".js": 260_000, ".css": 36_000, ".html": 12_000}
+LIMITS = {".js": 234_000, ".css": 36_000, ".html": 12_000}
 
 
 def own_files() -> dict[str, bytes]:
