@@ -1,47 +1,64 @@
-"""Build hook for platform wheels: all other metadata is in pyproject.toml.
+"""Build hooks for wheels: all other metadata is in pyproject.toml.
 
 With DRAGOMAN_PREBUILD_KERNELS=1 a wheel contains the C++ kernels of CPU inference, compiled for
 several instruction sets, and is tagged for its platform. Without it the wheel is pure Python, and
-the kernels are compiled on first use.
+the kernels are compiled on first use. Where tdewolff-minify is installed, as it is for builds on
+Linux, the scripts and style sheets of the explorer page are minified.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+sys.path.insert(0, str(Path(__file__).parent))  # what a build needs imports no dependency
 PREBUILD = os.environ.get("DRAGOMAN_PREBUILD_KERNELS") == "1"
 CPU_ENGINE = Path("dragoman/inference/cpu")
+STATIC = Path("dragoman/explore/static")
 
 
-class BuildKernels(build_py):
-    """Compile the kernels into the build directory, beside the Python files."""
+class BuildPackage(build_py):
+    """Minify the explorer page and compile the kernels in the build directory."""
 
     def run(self) -> None:
-        """Copy the package, then compile."""
-        super().run()
-        if not PREBUILD:
-            return
-        compiler = next(
-            filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))), None
+        """Copy the package, then minify and compile the copy; an editable install has none."""
+        self.force = (
+            True  # a copy that was minified by an earlier build looks newer than its sources
         )
-        if compiler is None:
-            raise SystemExit(
-                "DRAGOMAN_PREBUILD_KERNELS=1 needs a C++ compiler; found none; set CXX"
-            )
-        path = Path(__file__).parent / CPU_ENGINE / "kernel_compiler.py"
-        spec = importlib.util.spec_from_file_location("kernel_compiler", path)
-        assert spec is not None
-        assert spec.loader is not None
-        kernel_compiler = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(kernel_compiler)
-        kernel_compiler.compile_variants(compiler, Path(self.build_lib) / CPU_ENGINE / "prebuilt")
+        super().run()
+        if not self.editable_mode:
+            minify_page(Path(self.build_lib) / STATIC)
+        if PREBUILD:
+            compile_kernels(Path(self.build_lib) / CPU_ENGINE / "prebuilt")
+
+
+def minify_page(folder: Path) -> None:
+    """Minify the files of the explorer page, if the minifier is installed."""
+    try:
+        import minify
+    except ImportError:
+        logging.warning("tdewolff-minify is not installed: the explorer page is not minified")
+        return
+    from dragoman.explore.html_export import minify_static_files
+
+    minify_static_files(folder, minify.string)
+
+
+def compile_kernels(folder: Path) -> None:
+    """Compile the kernels for several instruction sets."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))), None)
+    if compiler is None:
+        raise SystemExit("DRAGOMAN_PREBUILD_KERNELS=1 needs a C++ compiler; found none; set CXX")
+    from dragoman.inference.cpu.kernel_compiler import compile_variants
+
+    compile_variants(compiler, folder)
 
 
 class PlatformWheel(bdist_wheel):
@@ -63,5 +80,5 @@ class KernelDistribution(Distribution):
 
 setup(
     distclass=KernelDistribution,
-    cmdclass={"build_py": BuildKernels, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_py": BuildPackage, "bdist_wheel": PlatformWheel},
 )

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,25 @@ def _squeeze_line(line: str) -> str:
     return "".join(parts)
 
 
+def minify_static_files(folder: Path, minify: Callable[[str, str], str]) -> None:
+    """Replace the page's modules by one minified script, in place, and minify its style sheets.
+
+    `setup.py` does this to the files of a wheel, with `minify.string` of tdewolff-minify, which
+    takes a media type and a text; a checkout keeps the sources.
+    """
+    entry = folder / "js" / "main.js"
+    modules = read_modules(entry.parent)
+    text = "".join(modules[name].body for name in order_modules(modules, entry.name))
+    for path in entry.parent.glob("*.js"):
+        path.unlink()
+    # Names are shortened inside functions only, so all of the script becomes one.
+    script = minify("application/javascript", f"(() => {{\n{text}}})();")
+    entry.write_text(script, encoding="utf-8")
+    for path in folder.glob("*.css"):
+        style = minify("text/css", path.read_text(encoding="utf-8"))
+        path.write_text(style, encoding="utf-8")
+
+
 def encode_island(explanation: Explanation | Mapping[str, Any]) -> str:
     """Return the script element with an explanation, deflated and in base 85.
 
@@ -218,7 +237,10 @@ def export_html(
     def inline_script(found: re.Match[str]) -> str:
         if 'type="module"' in found[1] + found[3]:
             file = _static_path(found[2])
-            scripts.append(join_modules(file.parent, file.name))
+            minified = len(list(file.parent.glob("*.js"))) == 1  # see minify_static_files
+            scripts.append(
+                _read_static(found[2]) if minified else join_modules(file.parent, file.name)
+            )
             return f'<script type="module">{scripts[-1]}</script>'
         scripts.append(_read_static(found[2]))
         return f"<script>{scripts[-1]}</script>"
