@@ -29,7 +29,7 @@ import numpy as np
 from dragoman.config import DataConfig, TextConfig
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
-from dragoman.text.tokenizer import load_tokenizers, save_tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import load_tokenizers, save_tokenizers, train_tokenizers
 
 WORDS = 50_000
 SAMPLE = 20_000  # pairs that the tokenizers are trained on

@@ -25,7 +25,7 @@ from dragoman.explain import explanation_builder, json_format
 from dragoman.inference import Translator
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 GOAL_SECONDS = 2.5
 GOAL_BYTES = 1_000_000

@@ -14,8 +14,8 @@ from dragoman.exchange.transformers_runner import quiet_transformers
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 from dragoman.text.special_tokens import BOS, EOS, PAD
-from dragoman.text.tokenizer import replace_control_chars
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 SMALL_BATCH_SENTENCES = 200  # sentences also translated in small batches

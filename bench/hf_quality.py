@@ -41,8 +41,8 @@ from dragoman.bundle import Bundle  # noqa: E402
 from dragoman.config import Config, DataConfig  # noqa: E402
 from dragoman.data.corpus import ParallelFiles  # noqa: E402
 from dragoman.data.token_store import TokenStore  # noqa: E402
+from dragoman.text.sentencepiece_tokenizer import Tokenizers  # noqa: E402
 from dragoman.text.special_tokens import EOS, PAD  # noqa: E402
-from dragoman.text.tokenizer import Tokenizers  # noqa: E402
 
 DROPOUT = 0.3
 TRIAL_STEPS = 60  # before the time is measured, and as many while it is

@@ -51,7 +51,7 @@ def build_model_and_config(size: str) -> Any:
 def exported_model(size: str, precision: str, folder: Path) -> Path:
     """Export the model to CTranslate2 once and return its directory."""
     from dragoman.exchange.ctranslate2_export import save_ctranslate2
-    from dragoman.text.tokenizer import Tokenizers
+    from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
     place = folder / f"{size}-{precision}"
     if not (place / "model.bin").exists():
@@ -110,7 +110,7 @@ def exported_engine(
 ) -> TranslateBatches:
     """Return our CTranslate2 engine."""
     from dragoman.inference.ctranslate2_engine import CTranslate2Engine
-    from dragoman.text.tokenizer import Tokenizers
+    from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
     tokenizer: Any = NumberTokenizer(VOCABULARIES[size])
     place = exported_model(size, precision, folder)

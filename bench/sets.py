@@ -507,7 +507,7 @@ def fit_slope(sizes: tuple[int, ...], times: list[float]) -> float:
 
 def compare_clustering(options: argparse.Namespace, device: torch.device) -> None:
     """Print the log-likelihood of a clustering model, of EM and of the oracle on test sets."""
-    from dragoman.inference.predictors.set_model import SetModel
+    from dragoman.inference.predictors.set_predictor import SetModel
 
     model = SetModel.load(options.clustering, device=options.device)
     task = model.task

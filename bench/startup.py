@@ -90,7 +90,7 @@ def write_random_model(path: Path) -> Path:
     from dragoman.bundle import write_bundle
     from dragoman.config import read_config
     from dragoman.models.factory import build_model
-    from dragoman.text.tokenizer import train_tokenizers
+    from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
     config = read_config(
         recipe="tiny",

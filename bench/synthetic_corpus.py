@@ -15,7 +15,7 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import Batch, BatchPlan, collate
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 # Lengths of Multi30k's German and English with a vocabulary of 8,000, EOS included: log-normal,
 # means 15.9 and 15.4.

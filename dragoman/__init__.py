@@ -14,7 +14,7 @@ from dragoman._version import __version__
 from dragoman.errors import DragomanError
 
 if TYPE_CHECKING:
-    from dragoman.attention.recorder import edit, record
+    from dragoman.attention.hooks import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
     from dragoman.explore.notebook import explore
@@ -65,11 +65,11 @@ _HOMES = {
     "Tagger": "dragoman.inference",
     "Translation": "dragoman.inference",
     "Translator": "dragoman.inference",
-    "edit": "dragoman.attention.recorder",
+    "edit": "dragoman.attention.hooks",
     "explore": "dragoman.explore",
     "load": "dragoman.inference",
     "read_config": "dragoman.config",
-    "record": "dragoman.attention.recorder",
+    "record": "dragoman.attention.hooks",
     "train": "dragoman.runs.training_run",
 }
 

@@ -11,7 +11,7 @@ from dragoman.config import Config
 from dragoman.doctor import ModelUnderTest, run_checks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = [
     "ein mann geht",

@@ -14,7 +14,7 @@ from model_kit import perturb_weights
 from dragoman.config import Config
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = [
     "ein mann geht",

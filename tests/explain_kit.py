@@ -9,7 +9,7 @@ import torch
 from dragoman.config import read_config
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 LINES = ["das haus", "ein hund", "a", "hund und haus"] * 9
 TEXT = "hund und haus"

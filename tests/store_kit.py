@@ -7,7 +7,7 @@ from pathlib import Path
 from dragoman.config.config import DataConfig
 from dragoman.data.corpus import Corpus, ParallelFiles
 from dragoman.data.token_store import TokenStore
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
 GERMAN = [
     "Ein Hund läuft durch den Schnee.",

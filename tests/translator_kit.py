@@ -12,8 +12,8 @@ from dragoman.bundle import write_bundle
 from dragoman.config import Config
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import EOS, PAD
-from dragoman.text.tokenizer import Tokenizers
 
 TEXT = [
     "Ein Mann geht.",

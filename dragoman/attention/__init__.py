@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.attention_pooling import overlap_penalty as overlap_penalty
+    from dragoman.attention.hooks import AttentionRecord as AttentionRecord
+    from dragoman.attention.hooks import AttentionRecords as AttentionRecords
+    from dragoman.attention.hooks import RecordableAttention as RecordableAttention
+    from dragoman.attention.hooks import edit as edit
+    from dragoman.attention.hooks import find_attentions as find_attentions
+    from dragoman.attention.hooks import heads_off as heads_off
+    from dragoman.attention.hooks import record as record
     from dragoman.attention.local_alignment import (
         LocalMonotonicAlignment as LocalMonotonicAlignment,
     )
@@ -46,13 +53,6 @@ if TYPE_CHECKING:
     from dragoman.attention.multi_head import CrossAttention as CrossAttention
     from dragoman.attention.multi_head import MultiHead as MultiHead
     from dragoman.attention.multi_head import SelfAttention as SelfAttention
-    from dragoman.attention.recorder import AttentionRecord as AttentionRecord
-    from dragoman.attention.recorder import AttentionRecords as AttentionRecords
-    from dragoman.attention.recorder import RecordableAttention as RecordableAttention
-    from dragoman.attention.recorder import edit as edit
-    from dragoman.attention.recorder import find_attentions as find_attentions
-    from dragoman.attention.recorder import heads_off as heads_off
-    from dragoman.attention.recorder import record as record
     from dragoman.attention.relative_positions import AlibiBias as AlibiBias
     from dragoman.attention.relative_positions import RotaryEmbedding as RotaryEmbedding
     from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
@@ -129,7 +129,7 @@ _HOMES = {
         "SinusoidalHalvesPositions",
         "SinusoidalPositions",
     ),
-    "recorder": (
+    "hooks": (
         "AttentionRecord",
         "AttentionRecords",
         "RecordableAttention",

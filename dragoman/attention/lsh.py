@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.attention.hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.lsh_bucket_count import bucket_problem, factor_buckets
-from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.errors import DragomanError
 from dragoman.ops import attend, masked_softmax
 from dragoman.ops.lsh_attention import attend_lsh, bucket_mask, hash_vectors

@@ -15,7 +15,7 @@ from dragoman.attention.argument_checks import (
     check_same_batch,
     check_sequence,
 )
-from dragoman.attention.recorder import AttentionRecord, RecordableAttention
+from dragoman.attention.hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.score_functions import Score
 from dragoman.errors import DragomanError
 from dragoman.ops import build_attention_mask, masked_softmax

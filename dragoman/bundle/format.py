@@ -8,7 +8,7 @@ from pathlib import Path
 from dragoman.errors import BundleError, CorruptError
 from dragoman.registry import catalogue
 from dragoman.storage import manifest
-from dragoman.storage.atomic import hash_file
+from dragoman.storage.atomic_write import hash_file
 
 FORMAT_VERSION = 1
 MANIFEST_KIND = "dragoman bundle"

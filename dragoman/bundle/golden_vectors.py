@@ -18,8 +18,8 @@ from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.errors import BundleError, CorruptError
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.text.tokenizer import Tokenizers
 
 FORMAT_VERSION = 1
 DEFAULT_INPUTS = ("Guten Morgen.", "1979-05-03", "a b c")  # for models without given inputs

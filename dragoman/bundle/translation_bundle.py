@@ -33,10 +33,10 @@ from dragoman.errors import BundleError, ConfigError
 from dragoman.models.block_validation import count_layers
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_meta_model
-from dragoman.storage.atomic import read_regular
+from dragoman.storage.atomic_write import read_regular
 from dragoman.storage.tensor_files import read_header
 from dragoman.text.language_identification import LanguageIdentifier
-from dragoman.text.tokenizer import Tokenizers, load_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers
 
 
 class Bundle:

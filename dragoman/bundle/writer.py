@@ -33,13 +33,13 @@ from dragoman.errors import BundleError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
-from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
+from dragoman.storage.atomic_write import FileRecord, sync_directory, temporary_name, write_file
 from dragoman.storage.disk_checks import os_errors_converted, require_writable
 from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
 from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask
 from dragoman.text.language_identification import LanguageIdentifier
-from dragoman.text.tokenizer import Tokenizers, save_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, save_tokenizers
 
 _LEFTOVER_PATTERN = re.compile(re.escape(layout.TEMPORARY_PREFIX) + r"\d+-[0-9a-f]{8}")
 

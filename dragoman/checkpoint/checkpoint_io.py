@@ -19,7 +19,7 @@ from torch import Tensor
 from dragoman.errors import CorruptError, DivergedError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic import (
+from dragoman.storage.atomic_write import (
     FileRecord,
     native_path,
     publish_directory,

@@ -22,7 +22,7 @@ from dragoman.checkpoint.checkpoint_io import (
 )
 from dragoman.errors import CorruptError
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic import (
+from dragoman.storage.atomic_write import (
     Bytes,
     open_regular,
     publish_directory,

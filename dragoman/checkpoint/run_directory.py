@@ -40,7 +40,7 @@ from dragoman.checkpoint.training_log import TrainingLog, spell_nonfinite
 from dragoman.errors import CorruptError, DiskError
 from dragoman.storage import fault_injection
 from dragoman.storage import manifest as manifests
-from dragoman.storage.atomic import replace_file
+from dragoman.storage.atomic_write import replace_file
 from dragoman.storage.disk_checks import (
     DiskFullError,
     os_errors_converted,

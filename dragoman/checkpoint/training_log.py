@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import encode_json
-from dragoman.storage.atomic import open_run_file
+from dragoman.storage.atomic_write import open_run_file
 from dragoman.storage.disk_checks import DISK_FULL_ERRNOS, os_errors_converted
 
 # Kept in memory while the disk is full; failing checkpoints end the run long before that.

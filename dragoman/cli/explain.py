@@ -280,7 +280,7 @@ def add_interventions(
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.branches_and_ablations import add_ablations, list_heads
+        from dragoman.inference.interventions import add_ablations, list_heads
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")

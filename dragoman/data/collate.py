@@ -16,8 +16,8 @@ from dragoman.data.batch_plan import BatchPlan, Cursor, StepPlan, plan_step, sma
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.token_store import TokenStore
 from dragoman.runtime.counter_rng import CounterRNG
+from dragoman.text.sentencepiece_tokenizer import TokenIds, Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD
-from dragoman.text.tokenizer import TokenIds, Tokenizer, Tokenizers
 
 __all__ = [
     "Batch",

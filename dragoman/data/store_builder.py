@@ -24,7 +24,7 @@ from dragoman.data.compressed_files import file_sha256
 from dragoman.data.corpus import BadPair, Corpus
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
 from dragoman.errors import CorruptError, DataError
-from dragoman.storage.atomic import (
+from dragoman.storage.atomic_write import (
     FileRecord,
     publish_directory,
     remove_flat_directory,
@@ -32,8 +32,8 @@ from dragoman.storage.atomic import (
 )
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import write_manifest
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizers
 
 BLOCK_PAIRS = 8192  # pairs encoded in one block: some MB
 _MIN_PARALLEL_PAIRS = 40_000  # pairs below which starting processes takes longer than it saves

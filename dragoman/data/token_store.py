@@ -28,12 +28,12 @@ from dragoman.data.compressed_files import file_sha256
 from dragoman.data.corpus import Corpus
 from dragoman.data.store_builder import BuildProgress, StoreReport, build_store
 from dragoman.errors import CorruptError
-from dragoman.storage.atomic import hash_file
+from dragoman.storage.atomic_write import hash_file
 from dragoman.storage.cache_directory import cache_dir
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json, read_manifest
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import PAD
-from dragoman.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dragoman.errors import DiskError
 from dragoman.text.imported_tokenizer import tokenizer_from_frames
-from dragoman.text.tokenizer import Tokenizer, Tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 
 _FRAME = struct.Struct("<Q")
 

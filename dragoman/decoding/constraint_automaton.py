@@ -35,6 +35,13 @@ from dragoman.decoding.constraint_definitions import (
     is_mark,
     mark_characters,
 )
+from dragoman.decoding.constraint_token_table import (
+    NEVER_WRITTEN,
+    SURROGATES,
+    TokenCharacters,
+    code_point_bounds,
+    missing_bytes,
+)
 from dragoman.decoding.regex_to_dfa import (
     ANYTHING,
     DEAD,
@@ -49,13 +56,6 @@ from dragoman.decoding.regex_to_dfa import (
     build_dfa,
     collect_sets,
     whitespace,
-)
-from dragoman.decoding.token_text_table import (
-    NEVER_WRITTEN,
-    SURROGATES,
-    TokenCharacters,
-    code_point_bounds,
-    missing_bytes,
 )
 from dragoman.errors import ConfigError, DataError
 

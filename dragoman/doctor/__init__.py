@@ -3,7 +3,7 @@
 from dragoman.doctor.check_list import CHECKS, run_checks
 from dragoman.doctor.check_result import CheckResult
 from dragoman.doctor.model_under_test import ModelUnderTest, load_model_under_test
-from dragoman.doctor.task_checks import TaskModelUnderTest, run_task_checks
+from dragoman.doctor.non_translation_model_checks import TaskModelUnderTest, run_task_checks
 
 __all__ = [
     "CHECKS",

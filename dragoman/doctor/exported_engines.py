@@ -20,8 +20,8 @@ from dragoman.inference.exported_engine_files import model_digest
 from dragoman.inference.untrusted_engine_trial import is_trusted, record_trust, run_in_child
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage import manifest
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizers
 
 
 class HuggingFaceEngine:

@@ -30,8 +30,8 @@ from dragoman.inference.engine_selection import open_engine
 from dragoman.inference.exported_engine_files import list_engine_names
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS
-from dragoman.text.tokenizer import Tokenizers
 
 DEFAULT_SENTENCES = 16
 EXTRA_PADDING = 4  # padding columns added by the checks of padding

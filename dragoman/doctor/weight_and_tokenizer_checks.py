@@ -15,8 +15,8 @@ from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest
 from dragoman.errors import DragomanError
+from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizer
 
 
 def check_finite_weights(subject: ModelUnderTest) -> Measurement:

@@ -32,9 +32,9 @@ from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, RM
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer_blocks import TransformerLayer
 from dragoman.runtime.optional_packages import require_packages
-from dragoman.storage.atomic import native_path
+from dragoman.storage.atomic_write import native_path
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
-from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "CTranslate2"
 MIN_TABLE_ROWS = 1024  # of a position table: spare positions for prefixes, at almost no cost

@@ -30,9 +30,9 @@ from dragoman.exchange.transformers_runner import quiet_transformers
 from dragoman.layers.feed_forward import GELU, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.storage.atomic import native_path
+from dragoman.storage.atomic_write import native_path
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "Hugging Face"
 _ACTIVATIONS = {ReLU: "relu", GELU: "gelu", Swish: "swish"}

@@ -37,11 +37,16 @@ from dragoman.exchange.huggingface_weight_names import from_hugging_face
 from dragoman.exchange.parity import Parity, compare_texts
 from dragoman.exchange.transformers_runner import TransformersRunner
 from dragoman.runtime.optional_packages import is_installed
-from dragoman.storage.atomic import staged_directory
+from dragoman.storage.atomic_write import staged_directory
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.text.imported_tokenizer import ImportedTokenizer
+from dragoman.text.sentencepiece_tokenizer import (
+    NORMALIZATION_FORMS,
+    TOKENIZER_ALGORITHMS,
+    Tokenizer,
+    Tokenizers,
+)
 from dragoman.text.special_tokens import BOS, SPECIAL_TOKENS
-from dragoman.text.tokenizer import NORMALIZATION_FORMS, TOKENIZER_ALGORITHMS, Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 

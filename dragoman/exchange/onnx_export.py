@@ -33,7 +33,7 @@ from dragoman.exchange.onnx_graphs import (
 from dragoman.exchange.transformer_architecture import NATIVE_HINT, require_two_stacks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.optional_packages import require_packages
-from dragoman.storage.atomic import native_path
+from dragoman.storage.atomic_write import native_path
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 ENCODER, DECODER_STEP, DESCRIPTION = "encoder.onnx", "decoder_step.onnx", "model.json"

@@ -14,7 +14,7 @@ from dragoman.exchange.transformer_architecture import marian_language_code
 from dragoman.exchange.transformers_runner import ScoredText
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.engine_protocol import Engine
-from dragoman.text.tokenizer import replace_control_chars
+from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 TranslateFunction = Callable[[Sequence[str], Sequence[int]], list[ScoredText]]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.storage.atomic import native_path
+from dragoman.storage.atomic_write import native_path
 
 _BATCH_ROWS = 32  # sentences per batch
 

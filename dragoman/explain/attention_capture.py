@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.location_and_coverage import CoverageAlignment, LocationSensitiveAlignment
-from dragoman.attention.lsh import LSHAttention
-from dragoman.attention.monotonic import MonotonicAlignment
-from dragoman.attention.multi_head import MultiHead
-from dragoman.attention.recorder import (
+from dragoman.attention.hooks import (
     AttentionRecord,
     RecordableAttention,
     find_attentions,
     record,
 )
+from dragoman.attention.location_and_coverage import CoverageAlignment, LocationSensitiveAlignment
+from dragoman.attention.lsh import LSHAttention
+from dragoman.attention.monotonic import MonotonicAlignment
+from dragoman.attention.multi_head import MultiHead
 from dragoman.attention.score_and_alignment import Mechanism
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionSite, AttentionWeights, is_cross_attention

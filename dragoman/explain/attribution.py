@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.attention.alignment_functions import Alignment
-from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
+from dragoman.attention.hooks import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution, is_cross_attention
 from dragoman.explain.head_analysis import head_estimates

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.attention.recorder import find_attentions, record
+from dragoman.attention.hooks import find_attentions, record
 from dragoman.attention.score_and_alignment import Mechanism
 from dragoman.config import Config
 from dragoman.decoding.beam_trace import BeamTrace
@@ -63,8 +63,8 @@ from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_language_model import PrefixLM
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers, normalize
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import Tokenizer, Tokenizers, normalize
 
 TOP_TOKENS = 8  # runners-up of each step
 NEVER_PRODUCED = (PAD, BOS, UNK)  # forbidden at every step

@@ -18,9 +18,9 @@ import regex  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
+from dragoman.attention.hooks import AttentionRecord, find_attentions, record
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.multi_head import MultiHead
-from dragoman.attention.recorder import AttentionRecord, find_attentions, record
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.explain.attention_capture import LocatedSite, locate_sites

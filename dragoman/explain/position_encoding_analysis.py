@@ -26,8 +26,8 @@ from dragoman.attention.absolute_positions import (
     RelativePosition,
     SinusoidalPositions,
 )
+from dragoman.attention.hooks import find_attentions
 from dragoman.attention.multi_head import SelfAttention, _normalize_heads
-from dragoman.attention.recorder import find_attentions
 from dragoman.attention.relative_positions import (
     AlibiBias,
     RotaryEmbedding,

@@ -11,8 +11,8 @@ from typing import Literal
 import regex  # type: ignore[import-untyped]
 
 from dragoman.explain.explanation import Token, TokenizedText
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, escape_space_marks
 from dragoman.text.special_tokens import BOS, EOS, PAD
-from dragoman.text.tokenizer import Tokenizer, escape_space_marks
 
 _GRAPHEME = regex.compile(r"\X")
 # Scripts without spaces between words: each token is a word of its own.

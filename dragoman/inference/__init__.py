@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         PairClassifier,
         PairPrediction,
     )
-    from dragoman.inference.predictors.set_model import SetModel, SetPrediction
+    from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction
     from dragoman.inference.predictors.tagger import Tagger, Tagging
     from dragoman.inference.translation_options import TranslationOptions
     from dragoman.inference.translation_result import Translation
@@ -64,8 +64,8 @@ _MODULES = {
     "PairScore": "dragoman.inference.pair_scores",
     "Predictor": "dragoman.inference.predictors.base",
     "SearchRequest": "dragoman.decoding.search_interface",
-    "SetModel": "dragoman.inference.predictors.set_model",
-    "SetPrediction": "dragoman.inference.predictors.set_model",
+    "SetModel": "dragoman.inference.predictors.set_predictor",
+    "SetPrediction": "dragoman.inference.predictors.set_predictor",
     "Tagger": "dragoman.inference.predictors.tagger",
     "Tagging": "dragoman.inference.predictors.tagger",
     "TextScore": "dragoman.inference.predictors.language_model",

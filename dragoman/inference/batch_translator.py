@@ -21,11 +21,11 @@ from dragoman.decoding.constraint_automaton import (
     check_constraints,
 )
 from dragoman.decoding.constraint_definitions import Constraint
+from dragoman.decoding.constraint_token_table import TokenCharacters
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy, TokenConstraints
-from dragoman.decoding.token_text_table import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_capture import align_batch
 from dragoman.explain.explanation import AttentionWeights
@@ -38,8 +38,8 @@ from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.inference.translation_result import Translation
 from dragoman.runtime.out_of_memory import BatchHalving, is_out_of_memory
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, normalize, replace_control_chars
 from dragoman.text.special_tokens import EOS, UNK
-from dragoman.text.tokenizer import Tokenizers, normalize, replace_control_chars
 
 if TYPE_CHECKING:
     from dragoman.evaluate.pairwise_bleu_and_chrf import PairwiseMetric

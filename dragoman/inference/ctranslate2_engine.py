@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
-from dragoman.storage.atomic import native_path
+from dragoman.storage.atomic_write import native_path
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from dragoman.text.tokenizer import Tokenizers
 
 # Padded tokens of a batch. Larger ones gain nothing on a CPU, and leave workers idle at the end.
 # float32 weights take four times the memory bandwidth of int8, which more rows share.

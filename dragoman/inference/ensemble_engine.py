@@ -20,7 +20,7 @@ from dragoman.inference.cuda.cuda_backend import EagerSearchBackend
 from dragoman.inference.engine_selection import open_engines
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
 
 @dataclass(frozen=True, slots=True)

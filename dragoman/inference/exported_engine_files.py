@@ -20,7 +20,7 @@ from dragoman.bundle import format as layout
 from dragoman.errors import BundleError, CorruptError, DragomanError
 from dragoman.inference.untrusted_engine_trial import record_trust
 from dragoman.storage import manifest
-from dragoman.storage.atomic import (
+from dragoman.storage.atomic_write import (
     FileRecord,
     hash_file,
     open_regular,

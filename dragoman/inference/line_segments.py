@@ -13,8 +13,8 @@ from dragoman.config.directions import Direction
 from dragoman.errors import DataError
 from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text.sentence_splitter import SplitText, split_long_text
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, invalid_text_error
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizer, invalid_text_error
 
 MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
 _TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started

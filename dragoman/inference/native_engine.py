@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dragoman.attention import recorder
-from dragoman.attention.recorder import RecordableAttention, edit, find_attentions
+from dragoman.attention import hooks
+from dragoman.attention.hooks import RecordableAttention, edit, find_attentions
 from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
@@ -35,7 +35,7 @@ from dragoman.inference.cpu.shortlist import Shortlist
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, has_finite_weights
 from dragoman.inference.cuda.cuda_backend import CudaBackend, EagerSearchBackend
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -136,11 +136,7 @@ class NativeEngine:
     @property
     def has_hooks(self) -> bool:
         """Whether the calling thread records or edits the model: then it must run it itself."""
-        return (
-            recorder.any_scope_open
-            and self._loaded is not None
-            and recorder.has_hooks(self._loaded)
-        )
+        return hooks.any_scope_open and self._loaded is not None and hooks.has_hooks(self._loaded)
 
     @property
     def device(self) -> torch.device:
@@ -306,7 +302,7 @@ def _is_modified(model: EncoderDecoder) -> bool:
     """Whether attention is recorded or edited, or hooks or replaced methods change the model."""
     if type(model) is not EncoderDecoder or not _MODEL_METHODS.isdisjoint(vars(model)):
         return True
-    any_scope_open = recorder.any_scope_open
+    any_scope_open = hooks.any_scope_open
     return any(
         module._forward_hooks
         or module._forward_pre_hooks

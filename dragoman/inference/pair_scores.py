@@ -16,8 +16,8 @@ from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sourc
 from dragoman.errors import DataError, DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.out_of_memory import BatchHalving
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, UNK
-from dragoman.text.tokenizer import Tokenizers
 
 _MAX_LOGITS = 1 << 23  # computed together, 32 MiB: a long pair may have billions
 _MAX_TOKENS = 4096  # of a side, even if the model was trained on less: attention is quadratic

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.storage.atomic import replace_file, sync_directory
+from dragoman.storage.atomic_write import replace_file, sync_directory
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json, read_json
 

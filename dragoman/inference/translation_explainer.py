@@ -35,19 +35,19 @@ from dragoman.explain.head_analysis import (
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.batch_translator import BatchTranslator
-from dragoman.inference.branches_and_ablations import (
+from dragoman.inference.direction_choice import DirectionChooser
+from dragoman.inference.engine_protocol import Engine
+from dragoman.inference.interventions import (
     branch_prefix,
     compute_branches,
     list_branches,
 )
-from dragoman.inference.direction_choice import DirectionChooser
-from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.line_segments import Segment, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import EOS
-from dragoman.text.tokenizer import Tokenizers
 
 
 class _FirstSegment(NamedTuple):

@@ -41,7 +41,7 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.thread_map import map_in_threads
 from dragoman.text.language_identification import LanguageIdentifier
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
 
 class Translator(TranslationExplainer):

@@ -15,7 +15,7 @@ from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.convs2s import ConvS2SLinear, WeightNormWeight
 from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
-from dragoman.models.block import Block, BuildContext
+from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_validation import resolve_block, stack_problems

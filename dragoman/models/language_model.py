@@ -20,7 +20,7 @@ from dragoman.attention.relative_positions import TransformerXLBias
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
-from dragoman.models.block import ExtendOutput
+from dragoman.models.base_block import ExtendOutput
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_validation import stack_problems

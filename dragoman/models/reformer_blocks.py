@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.attention.hooks import has_hooks
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.lsh_bucket_count import default_buckets
-from dragoman.attention.recorder import has_hooks
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import ChunkedFeedForward
 from dragoman.layers.norms_and_residuals import PreNorm
@@ -22,7 +22,7 @@ from dragoman.layers.reversible import (
     run_sublayers,
     run_sublayers_reversible,
 )
-from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
+from dragoman.models.base_block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import ReformerOptions
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.forward_context import ForwardContext

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.alignment_functions import AlignmentState, SmoothedSoftmax
-from dragoman.attention.recorder import merge_records
+from dragoman.attention.hooks import merge_records
 from dragoman.attention.reinforce_alignment import ReinforceAlignment
 from dragoman.attention.score_and_alignment import Mechanism, PreparedKeys
 from dragoman.config import ModelConfig
@@ -28,7 +28,7 @@ from dragoman.layers.rnn import (
     TanhRNN,
 )
 from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
-from dragoman.models.block import (
+from dragoman.models.base_block import (
     Block,
     BuildContext,
     ExtendOutput,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from dragoman.config import ModelConfig
 from dragoman.config.set_task import SetsConfig
 from dragoman.layers.glyph_encoder import GlyphEncoder
-from dragoman.models.block import Block
+from dragoman.models.base_block import Block
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.set_blocks import (

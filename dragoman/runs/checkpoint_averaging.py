@@ -12,13 +12,13 @@ from dragoman.bundle.card import format_command
 from dragoman.bundle.non_translation_bundle import load_task_text, task_weights
 from dragoman.bundle.translation_bundle import expected_weights, read_identifier
 from dragoman.checkpoint.run_directory import RunDirectory
-from dragoman.checkpoint.weight_mean import average_weights
+from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError
 from dragoman.runs.output_directory import OutputDirectory
 from dragoman.tasks.base import TrainingTask, load_task
-from dragoman.text.tokenizer import load_tokenizers
+from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 
 
 class AveragedModel(NamedTuple):

@@ -31,12 +31,17 @@ from dragoman.errors import BundleError
 from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
-from dragoman.storage.atomic import replace_file
+from dragoman.storage.atomic_write import replace_file
 from dragoman.storage.cache_directory import make_private_directory
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json
 from dragoman.text.language_identification import LanguageIdentifier
-from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import (
+    Tokenizers,
+    load_tokenizers,
+    save_tokenizers,
+    train_tokenizers,
+)
 from dragoman.text.vocabulary_extension import extend_tokenizers
 from dragoman.training.progress_display import Progress
 

@@ -12,7 +12,7 @@ from dragoman.bundle import Card, CardScore
 from dragoman.bundle.card import format_command
 from dragoman.bundle.golden_vectors import GoldenInput
 from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
-from dragoman.checkpoint.weight_mean import average_weights
+from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.corpus import SentencePair

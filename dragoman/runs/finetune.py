@@ -16,11 +16,11 @@ from dragoman.bundle.translation_bundle import read_weights
 from dragoman.config import Config, to_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.storage.atomic import sync_directory, temporary_name, write_file
+from dragoman.storage.atomic_write import sync_directory, temporary_name, write_file
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.tensor_files import read_header
 from dragoman.text.imported_tokenizer import ImportedTokenizer
-from dragoman.text.tokenizer import Tokenizers, load_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers
 from dragoman.text.vocabulary_extension import original_tokenizers, segment_added_tokens
 
 FINETUNE_EPOCHS = 10  # without train.steps and a time budget

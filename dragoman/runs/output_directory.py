@@ -28,7 +28,7 @@ from dragoman.errors import (
     PermissionDeniedError,
 )
 from dragoman.storage import manifest
-from dragoman.storage.atomic import replace_file
+from dragoman.storage.atomic_write import replace_file
 from dragoman.storage.disk_checks import os_errors_converted, require_disk_space
 from dragoman.storage.lock import DirectoryLock
 

@@ -20,7 +20,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from dragoman.storage.atomic import read_regular, replace_file
+from dragoman.storage.atomic_write import read_regular, replace_file
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import LockedError
-from dragoman.storage.atomic import is_process_alive, open_run_file, read_regular
+from dragoman.storage.atomic_write import is_process_alive, open_run_file, read_regular
 from dragoman.storage.disk_checks import os_errors_converted
 
 LEASE_HEARTBEAT_SECONDS = 10.0  # seconds between heartbeats

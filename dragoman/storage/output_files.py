@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from dragoman.errors import ConfigError, PermissionDeniedError
-from dragoman.storage.atomic import sync_directory, temporary_name
+from dragoman.storage.atomic_write import sync_directory, temporary_name
 from dragoman.storage.disk_checks import os_errors_converted
 
 

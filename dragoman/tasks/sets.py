@@ -20,7 +20,7 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
-from dragoman.data.set_dataset import FileSets, GeneratedPlan, GeneratedSets, SetStore
+from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.data.synthetic_sets import (
     PROBLEMS,
     ClusteringProblem,

@@ -15,10 +15,16 @@ import numpy as np
 import sentencepiece
 
 from dragoman.errors import BundleError, DataError
-from dragoman.storage.atomic import read_regular
+from dragoman.storage.atomic_write import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK
+from dragoman.text.sentencepiece_tokenizer import (
+    FORMAT,
+    TokenIds,
+    Tokenizer,
+    invalid_text_error,
+    write_text_json,
+)
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
-from dragoman.text.tokenizer import FORMAT, TokenIds, Tokenizer, invalid_text_error, write_text_json
 
 _MAX_BYTES = 64 << 20
 _LANGUAGE_CODE_MARKS = (">>", "<<")  # around a target-language code, in multilingual models

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dragoman.errors import BundleError, DataError
 from dragoman.text.ngram_features import hash_character_ngrams
-from dragoman.text.tokenizer import normalize
+from dragoman.text.sentencepiece_tokenizer import normalize
 
 ORDER = 4  # longest n-grams, in characters
 FEATURES = 1 << 14  # hash values; a language takes as many bytes

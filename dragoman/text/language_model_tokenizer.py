@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import TextConfig
 from dragoman.errors import BundleError
+from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS
-from dragoman.text.tokenizer import Tokenizer
 from dragoman.text.vocabulary import Vocabulary, build_vocabulary, normalize_text
 
 WORDS_FILE, SUBWORDS_FILE = "words.json", "shared.model"

@@ -1,6 +1,6 @@
 """The four special tokens, whose ids are the same in every vocabulary, and language tags.
 
-`Tokenizer.tagged` in tokenizer.py puts a tag before the source.
+`Tokenizer.tagged` in sentencepiece_tokenizer.py puts a tag before the source.
 """
 
 from __future__ import annotations

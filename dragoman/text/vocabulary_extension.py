@@ -21,9 +21,14 @@ import sentencepiece
 
 from dragoman.config.config import TextConfig
 from dragoman.text.bpe_dropout import SPACE_MARK
+from dragoman.text.sentencepiece_tokenizer import (
+    Tokenizer,
+    Tokenizers,
+    escape_space_marks,
+    normalize,
+)
 from dragoman.text.sentencepiece_trainer import MAX_SAMPLE_BYTES, sample_lines
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
-from dragoman.text.tokenizer import Tokenizer, Tokenizers, escape_space_marks, normalize
 
 MIN_PAIR_COUNT = 2  # a pair that occurs once teaches nothing
 MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit

@@ -26,7 +26,7 @@ from dragoman.checkpoint.checkpoint_io import (
 )
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import ConfigError, DiskError, DivergedError
-from dragoman.storage.atomic import FileRecord
+from dragoman.storage.atomic_write import FileRecord
 from dragoman.storage.tensor_files import check_finite
 from dragoman.training import optimizer as optimizers
 from dragoman.training.distributed.data_parallel import named_weights

@@ -10,7 +10,7 @@ from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.runs.data_preparation import open_corpora
-from dragoman.text.tokenizer import load_tokenizers
+from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 from dragoman.training.train_state import LOWER_IS_BETTER
 from dragoman.tune.search_space import SearchParameter
 

@@ -43,7 +43,7 @@ from dragoman.runs.training_run import train
 from dragoman.runtime import signals
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
-from dragoman.storage.atomic import replace_file
+from dragoman.storage.atomic_write import replace_file
 from dragoman.storage.disk_checks import os_errors_converted, require_writable
 from dragoman.storage.lock import DirectoryLock
 from dragoman.text.sentencepiece_trainer import VocabularyError

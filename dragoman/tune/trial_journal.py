@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import CorruptError, encode_json
-from dragoman.storage.atomic import open_run_file, sync_directory
+from dragoman.storage.atomic_write import open_run_file, sync_directory
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.tune.search_space import SearchParameter, Value
 

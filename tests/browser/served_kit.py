@@ -13,7 +13,7 @@ from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.explore.model_session import ExplorerSession
 from dragoman.explore.server import bind, make_server, page_url, quiet_logs
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 SENTENCES = ("Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "Ein Kind steht.")
 

@@ -53,7 +53,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dragoman.bundle import write_bundle
     from dragoman.config import read_config
     from dragoman.models.factory import build_model
-    from dragoman.text.tokenizer import train_tokenizers
+    from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
     overrides = [
         "model.width=16",

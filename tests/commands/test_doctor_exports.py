@@ -19,7 +19,7 @@ from dragoman.doctor.model_under_test import load_model_under_test
 from dragoman.exchange.export import EXPORTERS
 from dragoman.inference.exported_engine_files import model_digest
 from dragoman.storage import manifest
-from dragoman.storage.atomic import hash_file
+from dragoman.storage.atomic_write import hash_file
 
 PACKAGES = {"onnx": "onnxruntime", "huggingface": "transformers", "ctranslate2": "ctranslate2"}
 

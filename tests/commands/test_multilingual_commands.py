@@ -13,7 +13,7 @@ import pytest
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
 from dragoman.inference import Translator
-from dragoman.text.tokenizer import load_tokenizers
+from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 
 SETTINGS = {
     "train.steps": "120", "train.warmup_steps": "20", "train.checkpoint_every": "60",

@@ -98,7 +98,7 @@ def test_json_of_a_model_without_attention_has_no_alignment(
     from dragoman.bundle import write_bundle
     from dragoman.config import read_config
     from dragoman.models.factory import build_model
-    from dragoman.text.tokenizer import train_tokenizers
+    from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
     sizes = [
         "model.width=16",

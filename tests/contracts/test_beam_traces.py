@@ -26,8 +26,8 @@ from dragoman.inference.cpu.model_conversion import FLOAT32, convert_model
 from dragoman.inference.line_segments import Segment
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import train_tokenizers
 
 MODELS = {
     "transformer": {},

@@ -18,7 +18,7 @@ from dragoman.attention import record
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.config import ModelConfig
 from dragoman.layers.catalogue import ACTIVATIONS, NORMS, RESIDUALS
-from dragoman.models.block import Block, BuildContext
+from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model

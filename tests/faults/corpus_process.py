@@ -14,7 +14,7 @@ from dragoman.config.config import DataConfig
 from dragoman.data.corpus import BadPair, ParallelFiles, SentencePair
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import DragomanError
-from dragoman.text.tokenizer import load_tokenizers
+from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 
 
 class Changing(ParallelFiles):

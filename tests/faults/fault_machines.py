@@ -19,7 +19,7 @@ from dragoman.inference.cpu import kernel_library, model_conversion
 from dragoman.models.factory import build_model
 from dragoman.runtime import device, optional_packages
 from dragoman.tasks.translation import TranslationTask
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.training import torch_compile, train_step
 
 PAIRS = [

@@ -16,7 +16,7 @@ from confidence_kit import CALIBRATION
 
 from dragoman.config import Config
 from dragoman.storage.manifest import canonical_json
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 Spoil = Callable[[Path], None]
 CASES: dict[str, tuple[Spoil, str]] = {}

@@ -92,7 +92,7 @@ def _build_model(path: Path) -> None:
     from dragoman.bundle import write_bundle
     from dragoman.config import Config
     from dragoman.models.factory import build_model
-    from dragoman.text.tokenizer import train_tokenizers
+    from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
     sizes = {
         "width": 16,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dragoman.config.config import TextConfig
-from dragoman.text.tokenizer import save_tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import save_tokenizers, train_tokenizers
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = 1000

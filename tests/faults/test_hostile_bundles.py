@@ -17,7 +17,7 @@ from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.errors import BundleError, CorruptError, DragomanError
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 SIZES = {
     "width": 16,

@@ -18,9 +18,9 @@ import pytest
 from dragoman.cli import input_lines
 from dragoman.inference import line_segments, translation_result
 from dragoman.inference.translation_result import Translation, join_translations
-from dragoman.text import tokenizer as tokenizer_module
+from dragoman.text import sentencepiece_tokenizer as tokenizer_module
 from dragoman.text.sentence_splitter import split_long_text
-from dragoman.text.tokenizer import normalize
+from dragoman.text.sentencepiece_tokenizer import normalize
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 50
@@ -99,7 +99,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from test_long_lines import UNITS, long_line
 from dragoman.config import TextConfig
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.inference.line_segments import split_lines
 config = TextConfig(tokenizer="characters")
 tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, config)

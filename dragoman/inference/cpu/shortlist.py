@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from dragoman.data.corpus import Corpus
 from dragoman.errors import DataError
 from dragoman.inference.cpu.cpp_packed_weights import OutputSubset
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS
-from dragoman.text.tokenizer import Tokenizers
 
 COMMON_TOKENS = 100  # the most frequent target tokens, allowed for every sentence
 TOKENS_PER_SOURCE_TOKEN = 50

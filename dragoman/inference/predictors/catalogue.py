@@ -34,7 +34,7 @@ PREDICTORS = Registry(
         family="predict",
     ),
     sets=Entry(
-        "dragoman.inference.predictors.set_model:SetModel",
+        "dragoman.inference.predictors.set_predictor:SetModel",
         "SetModel: a value of a set of items",
         family="predict",
     ),

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dragoman.attention.recorder import find_attentions, record
+from dragoman.attention.hooks import find_attentions, record
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.errors import DataError
@@ -21,7 +21,7 @@ from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.classification_preprocessor import tokenize
-from dragoman.text.tokenizer import replace_control_chars
+from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
     from dragoman.explain.classification_occlusion import OcclusionExplanation, SentenceSpans

@@ -22,9 +22,9 @@ from dragoman.decoding.constraint_automaton import (
     check_constraints,
 )
 from dragoman.decoding.constraint_definitions import Constraint
+from dragoman.decoding.constraint_token_table import TokenCharacters
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import ConstrainedRows, to_host
-from dragoman.decoding.token_text_table import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor

@@ -19,7 +19,7 @@ from dragoman.inference.predictors.language_model import (
 )
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.masked_language_model import MaskedLM
-from dragoman.text.tokenizer import replace_control_chars
+from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
     from dragoman.explain.task_inputs.base import TaskInput

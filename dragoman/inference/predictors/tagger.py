@@ -16,9 +16,9 @@ from dragoman.errors import DataError
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.tagger import TaggingModel
+from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 from dragoman.text.tag_schemes import find_spans
 from dragoman.text.tagging_preprocessor import PLAIN, TaggedSentence
-from dragoman.text.tokenizer import replace_control_chars
 from dragoman.text.vocabulary import split_words
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from dragoman.explain.explanation import Explanation, Token, TokenizedText
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -21,11 +21,11 @@ from dragoman.doctor.model_under_test import load_model_under_test
 from dragoman.errors import BundleError
 from dragoman.models.factory import build_model
 from dragoman.runs.finetune import load_init_weights, open_pretrained
-from dragoman.storage.atomic import FileRecord
+from dragoman.storage.atomic_write import FileRecord
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.tasks.tagging import TaggingTask
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 LINES = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10
 STORED = Path(__file__).resolve().parents[2] / "fixtures" / "before_renames"

@@ -37,12 +37,12 @@ from dragoman.errors import (
     PermissionDeniedError,
 )
 from dragoman.models.factory import build_model
-from dragoman.storage.atomic import FileRecord
+from dragoman.storage.atomic_write import FileRecord
 from dragoman.storage.int8_weights import quantize_rows
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.storage.verification import verify_directory
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10
 

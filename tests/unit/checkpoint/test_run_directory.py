@@ -26,7 +26,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic import FileRecord, hash_file, write_file
+from dragoman.storage.atomic_write import FileRecord, hash_file, write_file
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.training.train_state import read_train_state
 

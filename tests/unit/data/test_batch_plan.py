@@ -25,7 +25,7 @@ from dragoman.data.bucket_shapes import (
 )
 from dragoman.errors import DataError
 from dragoman.runtime.counter_rng import splitmix64_outputs
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 DATA = Path(
     os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")

@@ -14,8 +14,8 @@ from dragoman.data.collate import Batch, BatchPlan, collate, make_batch
 from dragoman.data.corpus import ParallelFiles, build_corpus
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import DataError
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 GERMAN = [
     "Ein Hund läuft durch den Schnee.",

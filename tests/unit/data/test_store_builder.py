@@ -21,9 +21,9 @@ from dragoman.data import store_builder
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import CorruptError, DiskError, PermissionDeniedError
-from dragoman.storage.atomic import hash_file
+from dragoman.storage.atomic_write import hash_file
 from dragoman.storage.manifest import read_manifest
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 FILES = [f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")] + [
     "numbers"

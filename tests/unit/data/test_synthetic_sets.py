@@ -5,7 +5,7 @@ import pytest
 
 from dragoman.data import synthetic_sets
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.set_dataset import FileSets, GeneratedPlan, GeneratedSets
+from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets
 from dragoman.data.synthetic_sets import PROBLEMS, ClusteringProblem, MaximumProblem, UniqueProblem
 
 

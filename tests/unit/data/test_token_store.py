@@ -16,8 +16,8 @@ from dragoman.data.corpus import Corpus, ParallelFiles, TabularCorpus
 from dragoman.data.store_builder import StoreReport
 from dragoman.data.token_store import prepared_data_directory, store_key
 from dragoman.errors import DataError
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import PAD
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 
 @pytest.fixture(scope="module")

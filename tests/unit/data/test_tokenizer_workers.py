@@ -17,7 +17,7 @@ from dragoman.data.corpus import Corpus, SentencePair
 from dragoman.data.store_builder import BuildProgress
 from dragoman.data.tokenizer_workers import TextBlock, encode_blocks, encode_texts
 from dragoman.errors import DiskError
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ from pathlib import Path
 from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 here = Path({str(tmp_path)!r})
 corpus = ParallelFiles(here / "x.de", here / "x.en")
 config = TextConfig(vocab_size=330, character_coverage=1.0)

@@ -20,8 +20,8 @@ from dragoman.errors import ConfigError, CorruptError
 from dragoman.inference import Engine, NativeEngine, SearchRequest
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import Tokenizers
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from dragoman.config import Config
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.doctor.int8_simulation import SimulatedInt8, fake_quantize
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.text.tokenizer import train_tokenizers
 
 
 def whole_numbers(x: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -23,8 +23,8 @@ from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import Memory
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 
 @pytest.fixture(scope="module")

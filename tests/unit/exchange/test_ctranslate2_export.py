@@ -21,8 +21,8 @@ from dragoman.errors import ConfigError
 from dragoman.exchange.ctranslate2_export import save_ctranslate2
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.ctranslate2_engine import CTranslate2Engine
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, UNK
-from dragoman.text.tokenizer import Tokenizers
 
 pytest.importorskip("ctranslate2")
 

@@ -26,8 +26,8 @@ from dragoman.exchange.transformers_runner import TransformersRunner, quiet_tran
 from dragoman.inference import Translator
 from dragoman.storage.verification import verify_directory
 from dragoman.text.imported_tokenizer import ImportedTokenizer
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
-from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 
 transformers = pytest.importorskip("transformers")
 

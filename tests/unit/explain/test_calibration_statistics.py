@@ -28,7 +28,7 @@ from dragoman.explain.evaluation_figures import Calibration
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference
-from dragoman.recipes.mini_config import mini
+from dragoman.recipes.mini_recipe import mini
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress

@@ -11,7 +11,7 @@ import pytest
 import torch
 from task_models_kit import TEXT, Subject, subject_of
 
-from dragoman.attention.recorder import edit, record
+from dragoman.attention.hooks import edit, record
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.task_inputs.labeled_text import locate_tokens
 from dragoman.inference.predictors import tagger as tagger_module

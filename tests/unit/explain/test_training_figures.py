@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from dragoman.checkpoint.weight_mean import average_weights
+from dragoman.checkpoint.weight_average import average_weights
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.training_figures import draw_curves, read_log
 from dragoman.training.tensorboard import TensorBoardWriter

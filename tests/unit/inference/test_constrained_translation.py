@@ -26,9 +26,9 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.mini_config import mini
+from dragoman.recipes.mini_recipe import mini
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 LINES = [
     "春风又绿江南岸",

@@ -28,7 +28,7 @@ from dragoman.inference.engine_benchmark import (
 )
 from dragoman.inference.engine_selection import describe_engine, open_engines
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde"]
 

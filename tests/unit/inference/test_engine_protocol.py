@@ -22,7 +22,7 @@ from dragoman.errors import BundleError
 from dragoman.inference import NativeEngine, SearchRequest, Translator, untrusted_engine_trial
 from dragoman.models.factory import build_model
 from dragoman.runtime.thread_map import map_in_threads
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = [
     "ein mann geht",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from translator_kit import CONFIG, TEXT, write_random_bundle
 
-from dragoman.attention.recorder import find_attentions, record
+from dragoman.attention.hooks import find_attentions, record
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
 from dragoman.config import Config
@@ -21,7 +21,7 @@ from dragoman.inference import Translator
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.models.factory import build_model
 from dragoman.text.language_identification import LanguageIdentifier
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(12)]
 RECURRENT = {"encoder": ("lstm",), "decoder": ("lstm(attention=additive)",)}

@@ -16,8 +16,8 @@ from dragoman.explain.attribution import METHODS
 from dragoman.explain.head_analysis import heads_switched_off
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.inference import Translator
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 SENTENCE = "Eine Frau steht!"
 

@@ -25,10 +25,10 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.explanation_builder import diagnose
 from dragoman.inference import Translator
-from dragoman.inference.branches_and_ablations import compare_outputs
+from dragoman.inference.interventions import compare_outputs
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 SOURCE = "Ein Mann geht."
 FIELDS = ("parent", "token", "logprob", "cum", "step", "reason", "cut")

@@ -35,7 +35,7 @@ from dragoman.inference.exported_engine_files import (
     model_digest,
     publish_engine,
 )
-from dragoman.storage.atomic import FileRecord, hash_file
+from dragoman.storage.atomic_write import FileRecord, hash_file
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.verification import verify_directory
 

@@ -30,7 +30,7 @@ from dragoman.inference.input_line_buffer import (
     is_regular_file,
 )
 from dragoman.inference.translation_result import Translation, join_translations
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 MOST = 2048
 

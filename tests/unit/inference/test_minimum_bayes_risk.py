@@ -17,7 +17,7 @@ from dragoman.errors import ConfigError
 from dragoman.evaluate.pairwise_bleu_and_chrf import pairwise_chrf
 from dragoman.inference import NativeEngine, SearchRequest, TranslationOptions, Translator
 from dragoman.inference.minimum_bayes_risk import rank_candidates
-from dragoman.text.tokenizer import Tokenizer, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, train_tokenizers
 
 LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(6)]
 

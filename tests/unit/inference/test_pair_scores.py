@@ -13,8 +13,8 @@ from dragoman.bundle import write_bundle
 from dragoman.errors import ConfigError, DataError, DivergedError
 from dragoman.inference import Translator, pair_scores
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.text.tokenizer import Tokenizer, Tokenizers, train_tokenizers
 
 SOURCES = [
     "Ein Mann geht.",

@@ -10,7 +10,7 @@ from dragoman.config import Config, ModelConfig
 from dragoman.config.set_task import SetsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
-from dragoman.inference.predictors.set_model import SetModel, SetPrediction
+from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction
 from dragoman.tasks.sets import SetsTask
 
 

@@ -20,7 +20,7 @@ from dragoman.config import Config, read_config
 from dragoman.inference import NativeEngine, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 THREADS = 8
 LINES = [

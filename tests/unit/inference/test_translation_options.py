@@ -19,7 +19,7 @@ from dragoman.decoding.sampling import Sampling
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import TranslationOptions, Translator
 from dragoman.runtime.device import choose_device
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,8 @@ from dragoman.inference.batch_translator import Repetition, find_repetition
 from dragoman.inference.line_segments import Segment, split_lines, target_gap
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS, PAD
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import torch
 from dragoman.attention.catalogue import ALIGNMENTS, POSITIONS, SCORES
 from dragoman.config import Config, ModelConfig, list_settings, read_config
 from dragoman.errors import ConfigError
-from dragoman.models.block import Block, BuildContext
+from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_options import BlockOptions, resolve_attention
 from dragoman.models.block_validation import block_options_type

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import record
-from dragoman.attention.recorder import find_attentions
+from dragoman.attention.hooks import find_attentions
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import Config, ModelConfig, TrainConfig
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model, count_parameters, summarize_model
 from dragoman.storage.tensor_files import read_header
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.ema import EMA
 from dragoman.training.optimizer import build_adam, load_state_dict, state_dict

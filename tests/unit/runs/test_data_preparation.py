@@ -13,8 +13,8 @@ from dragoman.config.config import DataConfig, TextConfig
 from dragoman.errors import BundleError
 from dragoman.runs import data_preparation
 from dragoman.runs.validation_split import is_held_out
+from dragoman.text.sentencepiece_tokenizer import load_tokenizers, train_tokenizers
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import load_tokenizers, train_tokenizers
 from dragoman.training.progress_display import QuietProgress
 
 

@@ -34,7 +34,7 @@ from dragoman.runtime import signals
 from dragoman.storage.disk_checks import DiskFullError
 from dragoman.storage.lock import DirectoryLock
 from dragoman.tasks.translation import TranslationValidator
-from dragoman.text.tokenizer import train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.progress_display import QuietProgress
 from dragoman.training.train_state import TrainState

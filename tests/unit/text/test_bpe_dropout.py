@@ -17,8 +17,8 @@ from dragoman.errors import DataError
 from dragoman.runtime.counter_rng import CounterRNG
 from dragoman.text import bpe_dropout as merges_module
 from dragoman.text.bpe_dropout import BPEDropoutEncoder
+from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizer
 
 DATA = Path(
     os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")

@@ -7,8 +7,8 @@ import pytest
 from dragoman.config import TextConfig
 from dragoman.data.tokenizer_workers import encode_texts
 from dragoman.text.imported_tokenizer import ImportedTokenizer, tokenizer_from_frames
+from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
-from dragoman.text.tokenizer import Tokenizer
 
 LINES = ["a cat sat on a mat", "the dog and the cat sat", "<a> dog sat <b>"] * 5
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from dragoman.config import TextConfig
+from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import UNK
-from dragoman.text.tokenizer import Tokenizer, Tokenizers
 from dragoman.text.vocabulary_extension import (
     extend_tokenizer,
     extend_tokenizers,

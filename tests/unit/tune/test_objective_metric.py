@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import read_config
-from dragoman.text.tokenizer import save_tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import save_tokenizers, train_tokenizers
 from dragoman.tune.objective_metric import (
     Objective,
     choose_metric,

@@ -19,9 +19,9 @@ from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require
+from dragoman.decoding.constraint_token_table import TokenCharacters
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.token_text_table import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
 from dragoman.inference.cpu import shortlist
@@ -32,8 +32,8 @@ from dragoman.inference.cpu.shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS
-from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 VOCABULARY = 60
 SOURCES = [[5, 6, 7, 8, 9], [9, 8], [11, 12, 13, 4, 5, 6, 7], [20], [21, 22, 23, 24, 25]]

@@ -17,9 +17,7 @@ from dragoman.errors import BundleError, DataError, DiskError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.counter_rng import splitmix64_outputs
 from dragoman.text import sentencepiece_trainer
-from dragoman.text.sentencepiece_trainer import sample_lines
-from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import (
+from dragoman.text.sentencepiece_tokenizer import (
     Tokenizer,
     Tokenizers,
     load_tokenizers,
@@ -27,6 +25,8 @@ from dragoman.text.tokenizer import (
     save_tokenizers,
     train_tokenizers,
 )
+from dragoman.text.sentencepiece_trainer import sample_lines
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 DATA = Path(
     os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")

@@ -7,8 +7,12 @@ import torch
 from tagging_kit import make_config, make_records
 
 from dragoman.bundle import write_task_bundle
-from dragoman.doctor import task_checks
-from dragoman.doctor.task_checks import TASK_CHECKS, TaskModelUnderTest, run_task_checks
+from dragoman.doctor import non_translation_model_checks
+from dragoman.doctor.non_translation_model_checks import (
+    TASK_CHECKS,
+    TaskModelUnderTest,
+    run_task_checks,
+)
 from dragoman.tasks.tagging import TaggingTask
 
 
@@ -89,12 +93,12 @@ def test_tolerances_are_those_of_the_documentation(subject):
 
 def test_text_files_that_change_when_they_are_written_again_fail(subject, monkeypatch):
     written = []
-    original = task_checks.task_text_files
+    original = non_translation_model_checks.task_text_files
 
     def changing(task):
         written.append(task)
         return original(task) | ({"words.json": b"[]"} if len(written) > 1 else {})
 
-    monkeypatch.setattr(task_checks, "task_text_files", changing)
+    monkeypatch.setattr(non_translation_model_checks, "task_text_files", changing)
     [found] = [each for each in run_task_checks(subject) if each.name == "vocabularies and labels"]
     assert (found.verdict, found.error, found.note) == ("FAIL", 1, "words.json")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import TextConfig
 from dragoman.errors import BundleError, DataError, suggest_name
-from dragoman.storage.atomic import read_regular
+from dragoman.storage.atomic_write import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
 from dragoman.text.sentencepiece_trainer import train_sentencepiece
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, language_tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.checkpoint.weight_mean import average_weights
+from dragoman.checkpoint.weight_average import average_weights
 
 
 def test_sums_are_in_float64() -> None:

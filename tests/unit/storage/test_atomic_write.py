@@ -17,7 +17,7 @@ from sync_kit import SyncRecorder
 
 from dragoman.errors import BundleError, ConfigError, DiskError, PermissionDeniedError
 from dragoman.storage import disk_checks, fault_injection
-from dragoman.storage.atomic import (
+from dragoman.storage.atomic_write import (
     hash_file,
     is_process_alive,
     native_path,
@@ -64,7 +64,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
 
 def test_reading_back_fewer_bytes_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "dragoman.storage.atomic.hash_file",
+        "dragoman.storage.atomic_write.hash_file",
         lambda path: (lambda r: r._replace(bytes=r.bytes - 1))(hash_file(path)),
     )
     with pytest.raises(OSError, match="wrote 3 bytes and read back 2"):

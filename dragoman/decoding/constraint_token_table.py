@@ -17,8 +17,8 @@ from dragoman.decoding.regex_to_dfa import (
     CharacterSet,
 )
 from dragoman.text.imported_tokenizer import ImportedTokenizer
+from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import EOS
-from dragoman.text.tokenizer import Tokenizer
 
 # What the translator replaces by spaces, and the tokenizer's escape character.
 NEVER_WRITTEN = CharacterSet.of([(0, 8), (10, 31), (127, 127), (0x10FFFD, 0x10FFFD)])
