@@ -39,7 +39,6 @@ from dragoman.config import Config, ModelConfig, read_config
 from dragoman.data.batch_plan import Cursor, Plan
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, read_records
-from dragoman.layers.gaussian_mixture import fit_by_em
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.sentence_pair_classifier import (
     ComparedAlignment,
@@ -55,6 +54,7 @@ from dragoman.models.set_blocks import (
 )
 from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.base import TrainingTask
+from dragoman.tasks.gaussian_mixture import fit_by_em
 from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.tasks.sets import SetBatch, SetsTask
 from dragoman.training.mixed_precision import choose_precision

@@ -23,7 +23,7 @@ from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.comparison import Comparison
+    from dragoman.evaluate.system_comparison import Comparison
 
 
 def compare(
@@ -54,9 +54,9 @@ def compare(
 
     The sentences whose scores changed most are shown as well.
     """
-    from dragoman.evaluate.comparison import check_metric, check_system_count
-    from dragoman.evaluate.comparison import compare_systems as run
     from dragoman.evaluate.metrics import check_tokenizer, read_sentences
+    from dragoman.evaluate.system_comparison import check_metric, check_system_count
+    from dragoman.evaluate.system_comparison import compare_systems as run
 
     check_tokenizer(tokenize)
     check_metric(by)
@@ -103,8 +103,8 @@ def _open_systems(
     systems: list[Path], src: Path | None, references: list[str], device: str
 ) -> list[_SystemOutput]:
     """Read the files of translations and load the models; check all against the references."""
-    from dragoman.evaluate.comparison import check_systems
     from dragoman.evaluate.metrics import read_sentences
+    from dragoman.evaluate.system_comparison import check_systems
 
     models = [path for path in systems if path.is_dir()]
     for path in models:

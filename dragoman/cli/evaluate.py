@@ -204,7 +204,7 @@ def _evaluate_task(
         check_output_file("--hyp", hyp, inputs=[*files, model])
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.inference.task_evaluation import evaluate_task
+    from dragoman.inference.non_translation_evaluation import evaluate_task
 
     found = evaluate_task(
         model, files, device=device, overrides=overrides, progress=open_progress(sys.stderr)

@@ -144,7 +144,9 @@ def explore(
                 "what others explain, without a password and unencrypted"
             )
 
-        from dragoman.explore.model_session import ExplorerSession  # imports torch with the model
+        from dragoman.explore.explorer_session import (
+            ExplorerSession,  # imports torch with the model
+        )
 
         session = (
             ExplorerSession()

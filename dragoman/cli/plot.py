@@ -319,7 +319,7 @@ class PlottedModel:
     def store(self) -> Any:
         """Labelled examples of a model of another task; None if there are none."""
         from dragoman.data.labeled_records import open_records
-        from dragoman.inference.task_evaluation import check_examples
+        from dragoman.inference.non_translation_evaluation import check_examples
 
         task = self.predictor.task
         file = self._test or self._find_file(task.config.data.valid)

@@ -266,7 +266,7 @@ def _explain(
     from rich.console import Console
 
     from dragoman.explain.classification_occlusion import OcclusionExplanation
-    from dragoman.explain.occlusion_report import render_explanation, render_html
+    from dragoman.explain.classification_occlusion_report import render_explanation, render_html
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     pages = []

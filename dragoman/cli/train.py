@@ -246,7 +246,7 @@ def _start_training(
     from dragoman.config import apply_overrides, overridden_settings, read_config
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
-    from dragoman.config.set_task import GENERATED_PROBLEMS
+    from dragoman.config.sets import GENERATED_PROBLEMS
     from dragoman.recipes.mini_recipe import mini
     from dragoman.runs.output_directory import OutputDirectory
 

@@ -20,7 +20,7 @@ from dragoman.config.language_model import LanguageConfig
 from dragoman.config.model import ModelConfig
 from dragoman.config.renamed_settings import RENAMED_SETTINGS, SETTING_BY_SYNONYM
 from dragoman.config.sentence_pairs import PairsConfig
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.config.setting import Paths, list_settings, setting
 from dragoman.config.tag import TagConfig
 from dragoman.config.train import TrainConfig

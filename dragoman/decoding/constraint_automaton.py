@@ -35,7 +35,7 @@ from dragoman.decoding.constraint_definitions import (
     is_mark,
     mark_characters,
 )
-from dragoman.decoding.constraint_token_table import (
+from dragoman.decoding.decoded_vocabulary import (
     NEVER_WRITTEN,
     SURROGATES,
     TokenCharacters,

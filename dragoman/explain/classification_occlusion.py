@@ -3,7 +3,7 @@
 Attention weights alone are no explanation: a word may get much weight and change nothing (Jain and
 Wallace, 2019, "Attention is not Explanation"). So each word and each sentence is left out of the
 text in turn, the model predicts again, and the drop in the label's probability is reported.
-`occlusion_report.py` renders the result for the terminal and as HTML.
+`classification_occlusion_report.py` renders the result for the terminal and as HTML.
 """
 
 from __future__ import annotations

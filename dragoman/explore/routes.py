@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dragoman.explore.model_session import ExplorerSession, StoredExplanation
+from dragoman.explore.explorer_session import ExplorerSession, StoredExplanation
 from dragoman.explore.model_worker import (
     REQUEST_SECONDS,
     Cancellation,

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dragoman.errors import ConfigError
-from dragoman.explore.model_session import ExplorerSession
+from dragoman.explore.explorer_session import ExplorerSession
 from dragoman.explore.routes import build_app
 
 HEADER_SECONDS = 10.0  # for the headers of a request to arrive

@@ -21,7 +21,7 @@ from dragoman.decoding.constraint_automaton import (
     check_constraints,
 )
 from dragoman.decoding.constraint_definitions import Constraint
-from dragoman.decoding.constraint_token_table import TokenCharacters
+from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.padded_batch import group_by_length

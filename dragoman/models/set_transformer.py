@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.layers.glyph_encoder import GlyphEncoder
 from dragoman.models.base_block import Block
 from dragoman.models.forward_context import ForwardContext

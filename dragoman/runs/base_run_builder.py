@@ -1,6 +1,6 @@
 """The interface of run builders: what a training run needs to know about its task.
 
-Implemented by `translation_run_builder.py` and, for other tasks, `task_run_builder.py`.
+Implemented by `translation_run_builder.py` and, for other tasks, `non_translation_run_builder.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from dragoman.tasks.translation import Regularization, TranslationTask, Translat
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.optimizer import full_state_shapes
 from dragoman.training.progress_display import format_duration
-from dragoman.training.throughput import Throughput, time_steps
+from dragoman.training.throughput_measurement import Throughput, time_steps
 from dragoman.training.trainer import Trainer
 
 RANDOM_SENTENCE_TOKENS = 20  # tokens of a random sentence, on each side

@@ -39,6 +39,7 @@ from dragoman.runs.finetune import (
     record_extension,
     require_same_model,
 )
+from dragoman.runs.non_translation_run_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.resource_estimate import (
     RunEstimate,
@@ -46,7 +47,6 @@ from dragoman.runs.resource_estimate import (
     measure_random_throughput,
     require_model_fits_memory,
 )
-from dragoman.runs.task_run_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
 from dragoman.runs.translation_run_builder import TranslationBuilder
 from dragoman.runtime import signals

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.data.batch_plan import Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
-from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
-from dragoman.data.synthetic_sets import (
+from dragoman.data.set_problems import (
     PROBLEMS,
     ClusteringProblem,
     GeneratedProblem,
     SetArrays,
     UniqueProblem,
 )
+from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.errors import BundleError, DataError
 from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
 from dragoman.models.set_transformer import build_set_transformer

@@ -36,13 +36,13 @@ from dragoman.tasks.base import (
     find_fields,
     padded_length,
 )
-from dragoman.text.tag_schemes import allowed_pairs, is_span_tag
-from dragoman.text.tagging_preprocessor import (
+from dragoman.tasks.tagging_preprocessor import (
     PLAIN,
     TaggedSentence,
     TaggingPreprocessor,
     segment_tags,
 )
+from dragoman.text.tag_schemes import allowed_pairs, is_span_tag
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss

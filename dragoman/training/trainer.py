@@ -33,7 +33,7 @@ from dragoman.training.mixed_precision import choose_precision, should_use_bf16_
 from dragoman.training.progress_display import Progress, QuietProgress, TrainingDisplay
 from dragoman.training.task_protocol import Task
 from dragoman.training.tensorboard import TensorBoardWriter
-from dragoman.training.throughput import Throughput, measure_throughput
+from dragoman.training.throughput_measurement import Throughput, measure_throughput
 from dragoman.training.torch_compile import (
     allow_graph_kernels,
     choose_torch_compile,

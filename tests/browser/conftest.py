@@ -160,7 +160,7 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Serve a translation model with random weights, opened with one sentence."""
     from served_kit import SENTENCES, ServedExplorer, write_model
 
-    from dragoman.explore.model_session import ExplorerSession
+    from dragoman.explore.explorer_session import ExplorerSession
     from dragoman.explore.request_parsing import ExplainRequest
 
     path = write_model(tmp_path_factory.mktemp("explorer") / "random-model")

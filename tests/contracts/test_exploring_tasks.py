@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from task_models_kit import Subject, subject_of
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.model_session import ExplorerSession, write_input
+from dragoman.explore.explorer_session import ExplorerSession, write_input
 from dragoman.explore.routes import build_app
 
 BASE = "http://127.0.0.1:8023"

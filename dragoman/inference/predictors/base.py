@@ -31,7 +31,7 @@ from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.base import TaskInput
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         docs/explanation.md. A model without embeddings is explained by leaving out instead of
         gradients.
         """
-        from dragoman.explain.task_explanation_builder import explain_task
+        from dragoman.explain.non_translation_explanation_builder import explain_task
 
         check_unicode([example, *options.values()])
         return explain_task(
@@ -195,7 +195,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     def ablate(self, explanation: Explanation, heads: Sequence[str]) -> Ablation:
         """Switch heads or other parts off; return the changes and the new prediction."""
-        from dragoman.explain.task_explanation_builder import ablate_task
+        from dragoman.explain.non_translation_explanation_builder import ablate_task
 
         return ablate_task(self.repeat_input(explanation.request), explanation, heads)
 
@@ -203,13 +203,13 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         self, explanation: Explanation, method: str
     ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
         """Return another attribution of an explanation, and its arrays."""
-        from dragoman.explain.task_explanation_builder import attribute_task
+        from dragoman.explain.non_translation_explanation_builder import attribute_task
 
         return attribute_task(self.repeat_input(explanation.request), explanation, method)
 
     def head_effects(self, explanation: Explanation) -> Iterator[tuple[str, float]]:
         """Yield every head with the change of the explained log-probability when it is off."""
-        from dragoman.explain.task_explanation_builder import task_head_effects
+        from dragoman.explain.non_translation_explanation_builder import task_head_effects
 
         return task_head_effects(self.repeat_input(explanation.request), explanation)
 

@@ -22,7 +22,7 @@ from dragoman.decoding.constraint_automaton import (
     check_constraints,
 )
 from dragoman.decoding.constraint_definitions import Constraint
-from dragoman.decoding.constraint_token_table import TokenCharacters
+from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import ConstrainedRows, to_host
 from dragoman.errors import ConfigError, DataError
@@ -37,7 +37,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary import normalize_text
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.base import TaskInput
     from dragoman.tasks.language_model import LanguageTask
     from dragoman.tasks.masked_language_model import FilledText
     from dragoman.text.language_model_tokenizer import TextDecoder
@@ -341,7 +341,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.task_inputs.language_model import LanguageModelInput
+        from dragoman.explain.non_translation_inputs.language_model import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -372,7 +372,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.task_inputs.language_model import LanguageModelInput
+        from dragoman.explain.non_translation_inputs.language_model import LanguageModelInput
 
         return LanguageModelInput(
             self.model,

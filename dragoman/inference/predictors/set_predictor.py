@@ -19,7 +19,7 @@ from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.sets import SetsTask
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.base import TaskInput
 
 InputSet = Sequence[Any]  # numbers, or equally long vectors
 EncodedSet = NDArray[np.float32]  # (n, F)
@@ -106,7 +106,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
 
     def task_input(self, example: InputSet) -> TaskInput:  # type: ignore[override]
         """Return a set to be explained; a text is read as a JSON list."""
-        from dragoman.explain.task_inputs.sets import SetInput
+        from dragoman.explain.non_translation_inputs.sets import SetInput
 
         assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
         if isinstance(example, str):

@@ -11,7 +11,7 @@ from dragoman.config.inference_choices import device_problem, utility_problem
 from dragoman.config.language_model import LanguageConfig
 from dragoman.config.model import ModelConfig
 from dragoman.config.sentence_pairs import PairsConfig
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.config.tag import TagConfig
 from dragoman.config.train import TrainConfig
 

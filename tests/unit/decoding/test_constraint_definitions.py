@@ -38,7 +38,7 @@ from dragoman.decoding.constraint_definitions import (
     mark_characters,
     parse_constraints,
 )
-from dragoman.decoding.constraint_token_table import TokenCharacters, code_point_bounds
+from dragoman.decoding.decoded_vocabulary import TokenCharacters, code_point_bounds
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling

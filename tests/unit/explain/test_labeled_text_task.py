@@ -13,7 +13,7 @@ from task_models_kit import TEXT, Subject, subject_of
 
 from dragoman.attention.hooks import edit, record
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.task_inputs.labeled_text import locate_tokens
+from dragoman.explain.non_translation_inputs.labeled_text import locate_tokens
 from dragoman.inference.predictors import tagger as tagger_module
 
 

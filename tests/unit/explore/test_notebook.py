@@ -25,7 +25,7 @@ def test_the_package_is_the_function() -> None:
     assert found.text == "ein Mann"
     assert found.request["beam"] == 2
     assert dragoman.explore(found) is found
-    import dragoman.explore.model_session as session  # the modules of the package are still there
+    import dragoman.explore.explorer_session as session  # modules of the package are there
 
     assert session.ExplorerSession
 

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from dragoman.explore import model_worker
 from dragoman.explore import routes as application
-from dragoman.explore.model_session import ExplorerSession
+from dragoman.explore.explorer_session import ExplorerSession
 from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
 from dragoman.explore.routes import build_app
 
@@ -343,7 +343,7 @@ def test_a_bad_region_is_rejected(client: TestClient, query: str, status: int, w
 
 
 def test_a_region_is_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.explore.model_session.REGION_CELLS", 20)
+    monkeypatch.setattr("dragoman.explore.explorer_session.REGION_CELLS", 20)
     digest = explain(client)["digest"]
     check_error(client.get(f"{API}/e/{digest}/tensor/x0.w"), 413, "at most 20 values; found 32")
     assert client.get(f"{API}/e/{digest}/tensor/x0.w?h=0").status_code == 200

@@ -17,7 +17,7 @@ from explorer_kit import StubPredictor
 from dragoman.errors import ConfigError
 from dragoman.explore import routes as application
 from dragoman.explore import server as serving
-from dragoman.explore.model_session import ExplorerSession
+from dragoman.explore.explorer_session import ExplorerSession
 from dragoman.explore.model_worker import MAX_WAITING
 from dragoman.explore.server import bind, make_server, page_url, quiet_logs
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction

@@ -12,7 +12,7 @@ from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors import tagger as tagger_module
 from dragoman.inference.predictors.tagger import EMPTY_NOTE, Tagger, _token_extents
-from dragoman.text.tagging_preprocessor import TaggedSentence
+from dragoman.tasks.tagging_preprocessor import TaggedSentence
 from tests.tagging_kit import make_records, make_task, train_task
 
 

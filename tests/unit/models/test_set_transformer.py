@@ -7,7 +7,7 @@ import torch
 
 from dragoman.attention import record
 from dragoman.config import ModelConfig
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.set_blocks import (
     InducedSetAttentionBlock,

@@ -10,7 +10,7 @@ import torch
 from torch import distributions
 
 from dragoman.config import Config, ModelConfig, TrainConfig, apply_overrides
-from dragoman.config.set_task import SetsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError

@@ -15,9 +15,9 @@ from dragoman.config.tag import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.tasks.tagging import TagBatch, TaggingTask
+from dragoman.tasks.tagging_preprocessor import TaggedSentence
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tag_schemes import find_spans
-from dragoman.text.tagging_preprocessor import TaggedSentence
 from tests.tagging_kit import evaluate, make_config, make_records, make_task, train_task
 
 VARIANTS: dict[str, dict[str, Any]] = {

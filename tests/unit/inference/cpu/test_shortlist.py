@@ -19,7 +19,7 @@ from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require
-from dragoman.decoding.constraint_token_table import TokenCharacters
+from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman._version import __version__
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.task_evaluation import TaskEvaluation, evaluate_task
+from dragoman.inference.non_translation_evaluation import TaskEvaluation, evaluate_task
 from dragoman.tasks.base import TaskScore
 from tests.classifier_kit import reviews, write_classifier
 

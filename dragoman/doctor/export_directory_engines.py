@@ -137,7 +137,7 @@ def open_export(
             size = sum(record["bytes"] for record in fields["files"].values())
             arguments = [str(bundle.path), str(directory)]
             run_in_child(
-                "dragoman.doctor.exported_engines:run_export_trial",
+                "dragoman.doctor.export_directory_engines:run_export_trial",
                 arguments,
                 label=str(directory),
                 bytes=size,

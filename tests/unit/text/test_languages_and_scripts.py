@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.text.scripts import LanguageTag, count_scripts, parse_language, script_of_language
+from dragoman.text.languages_and_scripts import (
+    LanguageTag,
+    count_scripts,
+    parse_language,
+    script_of_language,
+)
 
 
 @pytest.mark.parametrize(

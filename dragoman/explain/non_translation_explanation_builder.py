@@ -33,7 +33,7 @@ from dragoman.explain.explanation import (
     Step,
 )
 from dragoman.explain.head_analysis import summarize_heads
-from dragoman.explain.task_inputs.base import (
+from dragoman.explain.non_translation_inputs.base import (
     INPUT_X_GRADIENT,
     INTEGRATED_GRADIENTS,
     OCCLUSION,

@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.errors import StoppedError
-from dragoman.runs import task_run_builder
+from dragoman.runs import non_translation_run_builder
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runtime import signals
 from dragoman.tasks.masked_language_model import MaskedBatch
@@ -34,18 +34,22 @@ def test_every_record_is_trained_on_or_held_out(
     lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One in five, at most three, and none where that would be one alone."""
-    monkeypatch.setattr(task_run_builder, "MAX_HELD_OUT", 3)
+    monkeypatch.setattr(non_translation_run_builder, "MAX_HELD_OUT", 3)
     path = tmp_path / "train.txt"
     path.write_text("".join(f"line {number}\n" for number in range(lines)))
     config = Config().replace(data={"hold_out": 5})
-    train, valid = task_run_builder._split_records(config, {"train": [str(path)], "valid": []})
+    train, valid = non_translation_run_builder._split_records(
+        config, {"train": [str(path)], "valid": []}
+    )
     found = numbers(valid)
     assert [(number - 1) // 5 for number in found] == (
         [] if lines < 10 else [0, 1, 2][: lines // 5]
     )
     assert found == numbers(valid)
     assert sorted([*numbers(train), *numbers(valid)]) == list(range(1, lines + 1))
-    given = task_run_builder._split_records(config, {"train": [str(path)], "valid": [str(path)]})
+    given = non_translation_run_builder._split_records(
+        config, {"train": [str(path)], "valid": [str(path)]}
+    )
     assert numbers(given[0]) == numbers(given[1]) == list(range(1, lines + 1))
 
 
@@ -55,7 +59,9 @@ def test_examples_held_out_of_alternating_classes_are_of_both(tmp_path: Path) ->
     found = []
     for seed in (1, 1, 2):
         config = Config().replace(data={"hold_out": 10}, train={"seed": seed})
-        _, valid = task_run_builder._split_records(config, {"train": [str(path)], "valid": []})
+        _, valid = non_translation_run_builder._split_records(
+            config, {"train": [str(path)], "valid": []}
+        )
         found.append(numbers(valid))
     assert len(found[0]) == 40
     assert 10 < sum(number % 2 for number in found[0]) < 30
@@ -77,7 +83,7 @@ def test_a_new_run_learns_its_vocabularies_and_a_resumed_one_keeps_them(tmp_path
     first, second = make_records(20, seed=1), make_records(1, seed=2)
 
     def open_task(records: list[Record], *, resumed: bool) -> dict[str, bytes]:
-        task = task_run_builder._open_task(
+        task = non_translation_run_builder._open_task(
             config, TaggingTask, folder, lambda: iter(records), resumed=resumed
         )
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -94,8 +100,8 @@ def test_the_masked_tokens_of_a_batch_depend_on_its_seed(tmp_path: Path) -> None
     train.write_text("".join(f"{line}\n" for line in lines_of(40)))
     config = config_of("transformer", language={"segment": 16, "objective": "masked"})
     config = config.replace(data={"train": str(train), "hold_out": 0})
-    prepared = task_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
-    builder = task_run_builder.TaskBuilder(
+    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+    builder = non_translation_run_builder.TaskBuilder(
         config, prepared, device=torch.device("cpu"), progress=QuietProgress()
     )
     collate, examples = builder.collate_function(), builder.plan.batch(Cursor(0, 0))
@@ -133,5 +139,5 @@ def test_preparation_ends_after_the_phase_of_a_stop_request(
     train.write_text("".join(f"{json.dumps(each.fields)}\n" for each in make_records(20)))
     config = make_config().replace(data={"train": str(train), "valid": str(train)})
     with pytest.raises(StoppedError):
-        task_run_builder.prepare_task(config, tmp_path / "text", StoppedInPhase())
+        non_translation_run_builder.prepare_task(config, tmp_path / "text", StoppedInPhase())
     assert seen == ["reading the vocabulary", *entered]

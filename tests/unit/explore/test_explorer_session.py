@@ -11,7 +11,7 @@ import pytest
 from explorer_kit import StubPredictor, make_explanation
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.model_session import (
+from dragoman.explore.explorer_session import (
     ExplanationCache,
     ExplorerSession,
     StoredExplanation,

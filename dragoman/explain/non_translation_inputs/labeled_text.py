@@ -14,7 +14,7 @@ from dragoman.attention.hooks import AttentionRecords, WeightsEdit, find_attenti
 from dragoman.errors import DataError
 from dragoman.explain.classification_occlusion import CharacterSpan, find_spans, leave_out
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.task_inputs.base import (
+from dragoman.explain.non_translation_inputs.base import (
     Floats,
     RecordedSite,
     StackSites,
@@ -36,8 +36,8 @@ from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.classification_preprocessor import tokenize
 from dragoman.tasks.sentence_pairs import PairsTask, expected_score
 from dragoman.tasks.tagging import TaggingTask
+from dragoman.tasks.tagging_preprocessor import TaggedSentence
 from dragoman.text.special_tokens import PAD, SPECIAL_TOKENS, UNK
-from dragoman.text.tagging_preprocessor import TaggedSentence
 
 BATCH_ROWS = 32  # changed inputs that are run together
 

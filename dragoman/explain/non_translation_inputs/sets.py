@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dragoman.attention.hooks import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.task_inputs.base import (
+from dragoman.explain.non_translation_inputs.base import (
     Floats,
     RecordedSite,
     Switch,
@@ -24,7 +24,7 @@ from dragoman.explain.task_inputs.base import (
     heads_of,
     to_array,
 )
-from dragoman.explain.task_inputs.labeled_text import BATCH_ROWS, name_classes
+from dragoman.explain.non_translation_inputs.labeled_text import BATCH_ROWS, name_classes
 from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.set_objectives import Clustering, Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask

@@ -6,7 +6,7 @@ import pytest
 import sacrebleu
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate.comparison import SystemScore, compare_systems, largest_changes
+from dragoman.evaluate.system_comparison import SystemScore, compare_systems, largest_changes
 
 REFERENCES = [
     f"The {animal} number {n} sleeps on the old mat."

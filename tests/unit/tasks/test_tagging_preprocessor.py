@@ -14,14 +14,14 @@ from dragoman.config import Config
 from dragoman.config.config import TextConfig
 from dragoman.config.tag import TOKEN_FEATURES, TagConfig
 from dragoman.errors import BundleError, DataError
-from dragoman.text.special_tokens import UNK
-from dragoman.text.tagging_preprocessor import (
+from dragoman.tasks.tagging_preprocessor import (
     TaggedSentence,
     TaggingPreprocessor,
     segment_tags,
     token_feature,
     word_shape,
 )
+from dragoman.text.special_tokens import UNK
 
 SENTENCES = [
     TaggedSentence(

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dragoman.explain.classification_occlusion import OcclusionExplanation
-from dragoman.explain.occlusion_report import render_explanation, render_html
+from dragoman.explain.classification_occlusion_report import render_explanation, render_html
 
 
 def shown(found: OcclusionExplanation, width: int = 80) -> list[str]:
