@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.config import ModelConfig, read_config
+from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.evaluate.bleu_by_length import score_by_length
 from dragoman.evaluate.classification import expected_calibration_error
@@ -220,6 +222,33 @@ def test_calibration_of_labels_equals_the_evaluation() -> None:
     error = expected_calibration_error(found.confidence, found.right)
     assert error == pytest.approx(metrics["calibration_error"], abs=1e-6)
     assert measure_text(task, model, store) is None
+
+
+def test_each_label_of_a_text_is_a_prediction_that_it_applies_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [["money"], ["money", "sport"], []]
+    records = [
+        Record(Path("x.jsonl"), number, {"text": "goal", "label": each})
+        for number, each in enumerate(names, 1)
+    ]
+    task = classify_kit.fit_task(read_config(recipe="zhou2016", scale=mini), records)
+    assert task.text.labels.names == ("money", "sport")
+    probabilities = np.array([[0.9, 0.2], [0.4, 0.5], [0.7, 0.1]])
+    logits = np.log(probabilities / (1 - probabilities)).astype(np.float32)
+    monkeypatch.setattr(task, "logits", lambda *args, **options: logits)
+    found = measure_predictions(task, task.build_model(), task.encode(records))
+    assert found is not None
+    np.testing.assert_allclose(found.confidence, [0.9, 0.8, 0.6, 0.5, 0.7, 0.9], rtol=1e-6)
+    assert found.right.tolist() == [True, True, False, True, False, True]
+
+
+def test_a_bin_includes_its_upper_end() -> None:
+    confidence = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    right = np.array([True, False, False, True, True])
+    low, high = reliability_bins(confidence, right, bins=2)
+    assert low == (0.0, 0.5, 3, 0.25, pytest.approx(1 / 3))
+    assert high == (0.5, 1.0, 2, 0.875, 1.0)
 
 
 def test_tag_accuracy_equals_the_evaluation() -> None:

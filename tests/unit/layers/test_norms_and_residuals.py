@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -10,10 +12,13 @@ from dragoman.layers.feed_forward import GEGLU, FeedForward, SwiGLU
 from dragoman.layers.norms_and_residuals import (
     BatchNorm,
     LayerNorm,
+    NoNorm,
+    NoResidual,
     PostNorm,
     PreNorm,
     Residual,
     RMSNorm,
+    ScaledResidual,
     ScaleNorm,
     T5Norm,
 )
@@ -74,6 +79,27 @@ def test_batch_norm_of_one_vector_uses_the_averages() -> None:
     torch.testing.assert_close(norm(x), norm.eval()(x))
 
 
+def test_batch_norm_in_evaluation_ignores_the_other_sentences() -> None:
+    norm = BatchNorm(2).eval()
+    norm.running_mean.copy_(torch.tensor([1.0, -1.0]))
+    norm.running_var.copy_(torch.tensor([4.0, 0.25]))
+    found = norm(torch.tensor([[[3.0, -1.0]], [[5.0, 0.0]]]))
+    torch.testing.assert_close(found, torch.tensor([[[1.0, 0.0]], [[2.0, 2.0]]]), rtol=0, atol=1e-4)
+    assert norm.running_mean.tolist() == [1.0, -1.0]
+    assert norm.running_var.tolist() == [4.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("kind", "epsilon"),
+    [(LayerNorm, 3.0), (RMSNorm, 3.0), (T5Norm, 3.0), (BatchNorm, 3.0), (ScaleNorm, 8**0.5)],
+)
+def test_norms_use_the_epsilon_that_is_given(
+    kind: Callable[[int, float], nn.Module], epsilon: float
+) -> None:
+    x = torch.tensor([[-1.0, 1.0]])  # with a variance and mean square of 1, and a norm of sqrt(2)
+    torch.testing.assert_close(kind(2, epsilon).eval()(x), x / 2)
+
+
 @pytest.mark.parametrize(("gate", "name"), [(SwiGLU, "silu"), (GEGLU, "gelu")])
 def test_gated_layers_are_those_of_transformers(gate: type[nn.Module], name: str) -> None:
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
@@ -106,6 +132,28 @@ def test_locked_dropout_has_one_mask_for_all_positions(kind: type[Residual]) -> 
     added = residual.add_output(torch.zeros(2, 5, 64), torch.ones(2, 5, 64))
     assert torch.equal(added, added[:, :1].expand_as(added))
     assert not torch.equal(added[0], added[1])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "prepared", "added"),
+    [
+        (PostNorm, [0.0, 2.0], [1.0, -1.0]),
+        (PreNorm, [-1.0, 1.0], [4.0, 2.0]),
+        (NoNorm, [0.0, 2.0], [4.0, 2.0]),
+        (ScaledResidual, [0.0, 2.0], [8**0.5, 2**0.5]),
+        (NoResidual, [0.0, 2.0], [4.0, 0.0]),
+    ],
+)
+def test_residual_connections_have_no_dropout_in_evaluation(
+    kind: type[Residual], prepared: list[float], added: list[float], locked: bool
+) -> None:
+    torch.manual_seed(0)
+    residual = kind(LayerNorm(2), dropout=0.99).eval()
+    residual.locked = locked
+    x, sublayer_output = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[4.0, 0.0]]])
+    torch.testing.assert_close(residual.prepare_input(x), torch.tensor([[prepared]]))
+    torch.testing.assert_close(residual.add_output(x, sublayer_output), torch.tensor([[added]]))
 
 
 def test_t5s_norm_has_the_epsilon_of_t5() -> None:

@@ -70,12 +70,50 @@ def test_anonymised_text_is_split_at_its_second_most_frequent_token() -> None:
         fit_task(config, records_of({"text": "7", "label": 0}, {"text": "7", "label": 1}))
 
 
+def test_a_sentence_ends_at_its_token_in_either_case_if_the_vocabulary_is_lowercased() -> None:
+    config = configure(hierarchical=True)
+    assert list(split_document(config, "a B c b d", "b")) == [["a", "B"], ["c", "b"], ["d"]]
+    cased = config.replace(text={"lowercase": False})
+    assert list(split_document(cased, "a B c b d", "b")) == [["a", "B", "c", "b"], ["d"]]
+
+
+def test_equally_frequent_tokens_are_ranked_by_code_point() -> None:
+    config = configure(hierarchical=True, sentence_end="second_most_frequent")
+    records = records_of({"text": "8 9 7", "label": 0}, {"text": "7 9 8", "label": 1})
+    assert fit_task(config, records).text.sentence_end == "8"
+
+
+def test_lists_of_one_label_are_single_labels_if_multi_label_is_off() -> None:
+    records = records_of({"text": "a", "label": ["x"]}, {"text": "b", "label": ["y"]})
+    found = {
+        setting: fit_task(configure(multi_label=setting), records).text.multi_label
+        for setting in ("off", "auto", "on")
+    }
+    assert found == {"off": False, "auto": True, "on": True}
+
+
+def test_decomposed_letters_are_the_tokens_that_were_learnt() -> None:
+    config = configure().replace(text={"normalization": "nfc"})
+    records = records_of({"text": "\u00e9t\u00e9", "label": 0}, {"text": "b", "label": 1})
+    task = fit_task(config, records)
+    assert task.tokenize("e\u0301te\u0301").tokens == ["\u00e9t\u00e9"]
+
+
 def test_texts_are_cut_after_the_longest_length() -> None:
     for hierarchical in (False, True):
         config = configure(hierarchical=hierarchical).replace(data={"max_length": 5})
         task = fit_task(config, make_records(20, seed=0))
         found = task.tokenize("one two. three four! five six")
         assert found.tokens == ["one", "two", ".", "three", "four"]
+
+
+def test_the_longest_length_bounds_documents_of_many_sentences() -> None:
+    config = configure(hierarchical=True, max_sentence_words=2).replace(data={"max_length": 7})
+    task = fit_task(config, make_records(20, seed=0))
+    found = task.tokenize("A b. C d! E f. G h")
+    assert found.sentences == [["A", "b"], ["."], ["C", "d"], ["!"], ["E"]]
+    found = task.tokenize("A b. C d e. F g.")  # the second sentence ends at the limit
+    assert found.sentences == [["A", "b"], ["."], ["C", "d"], ["e", "."]]
 
 
 def test_batches_hold_the_words_of_documents() -> None:

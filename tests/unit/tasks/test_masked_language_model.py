@@ -18,13 +18,18 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.config.language_model import LanguageConfig
 from dragoman.data.batch_plan import Cursor
+from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.language_model import EMPTY_NOTE, LanguageModel
 from dragoman.inference.predictors.masked_language_model import NO_MASK_NOTE, MaskFilling
 from dragoman.models.masked_language_model import MaskedLM
 from dragoman.tasks.language_model import LanguageTask
-from dragoman.tasks.masked_language_model import MaskedBatch, MaskedLanguageTask
+from dragoman.tasks.masked_language_model import (
+    MaskedBatch,
+    MaskedLanguageTask,
+    _crosses_documents,
+)
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress_display import QuietProgress
@@ -55,10 +60,16 @@ def batch_of(task: LanguageTask, records: list[Record], seed: int = 3) -> Masked
 
 
 def evaluate(task: LanguageTask, model: torch.nn.Module, lines: list[str]) -> dict[str, float]:
+    return evaluate_store(task, model, task.encode(records_of(lines)))
+
+
+def evaluate_store(
+    task: LanguageTask, model: torch.nn.Module, store: InMemoryExamples
+) -> dict[str, float]:
     with torch.no_grad():
         return task.evaluate(
             model.eval(),
-            task.encode(records_of(lines)),
+            store,
             device=CPU,
             precision=choose_precision("float32", CPU),
             progress=QuietProgress(),
@@ -115,6 +126,43 @@ def test_rows_that_cross_documents_have_no_order() -> None:
     model = task.build_model()
     loss = task.loss(model, crossing)
     torch.testing.assert_close(loss.total, loss.nll)  # nothing is judged
+
+
+def test_segments_within_one_document_have_an_order() -> None:
+    """Documents of 16 and 8 tokens in turn, and segments of 8 from each place on."""
+    documents, total = [0, 16, 24, 40, 48, 64], 72
+    starts = np.arange(2 * total)  # the stream wraps around
+    inside = []
+    for start in starts % total:
+        owners = {sum(each <= at for each in documents) for at in range(start, start + 8)}
+        inside.append(len(owners) == 1 and start + 8 <= total)
+    assert sum(inside[:total]) == 3 * (9 + 1)  # at 0 to 8 and at 16, and so on
+    found = _crosses_documents(np.array(documents), starts, 8, total)
+    assert found.tolist() == [not each for each in inside]
+
+
+@pytest.mark.parametrize(("words", "judged"), [(7, 4), (6, 1), (8, 2), (3, 0)])
+def test_only_segments_within_one_document_are_judged(
+    words: int, judged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four documents of `words` and an EOS token, in segments of 8 tokens."""
+    task = masked_task("order", ["a b c d e f g h"], segment=8)
+    documents = [
+        Record(Path("books.jsonl"), number, {"text": " ".join("abcdefgh"[:words])})
+        for number in range(1, 5)
+    ]
+    store = task.encode(documents)
+    assert len(task.stream(store).targets) == 4 * (words + 1)
+    seen = []
+
+    def count_right(model: MaskedLM, tokens: np.ndarray, device: torch.device) -> int:
+        seen.append(len(tokens))
+        return len(tokens)  # of each segment in order and swapped, one
+
+    monkeypatch.setattr(task, "_count_right", count_right)
+    metrics = evaluate_store(task, task.build_model(), store)
+    assert sum(seen) == judged
+    assert metrics.get("order_accuracy") == (0.5 if judged else None)
 
 
 def test_the_loss_is_the_mean_over_masked_tokens_and_rows() -> None:

@@ -114,6 +114,13 @@ def test_long_words_keep_their_beginning_and_end() -> None:
     assert text.character_ids(["at"])[0].tolist()[2:] == [0, 0, 0]
 
 
+def test_a_word_of_the_most_characters_is_whole_and_a_longer_one_loses_its_middle() -> None:
+    text = build(max_characters=4)
+    rows = text.character_ids(["cats", "catdog"])
+    found = ["".join(text.characters.tokens[each] for each in row) for row in rows]
+    assert found == ["cats", "caog"]
+
+
 def test_spans_are_trained_as_iobes_and_written_as_read() -> None:
     text = build()
     assert text.scheme == "iob2"
@@ -145,6 +152,21 @@ def test_columns_share_one_table() -> None:
     assert (ids[:, 1] < first + second).all()
     assert (ids[:, 2] < first + second + third).all()
     assert text.feature_size == first + second + third
+
+
+def test_features_do_not_share_ids() -> None:
+    text = build(input_field="pos", features=("shape", "suffix1"))
+    assert [vocabulary.tokens[4:] for vocabulary in text.features] == [
+        ("CD", "DT", "NN", "VB"),  # ids 4 to 7 of 0 to 7
+        ("xx", "dd"),  # 12 and 13 of 8 to 13
+        ("t", "e"),  # 18 and 19 of 14 to 19
+    ]
+    assert text.feature_ids(SENTENCES[0]).tolist() == [
+        [5, 8 + UNK, 19],  # The/DT: its shape Xxx occurs once
+        [6, 12, 18],
+        [7, 12, 18],
+        [4, 13, 14 + UNK],
+    ]
 
 
 def test_features_of_decomposed_letters_are_those_that_were_learnt() -> None:
@@ -201,6 +223,14 @@ def test_auxiliary_targets_and_word_frequencies() -> None:
     assert many.auxiliary_ids(TaggedSentence(tokens=["a", "b", "c"])).tolist() == [[2], [0], [0]]
     unseen = TaggedSentence(tokens=["the"], auxiliary={"xpos": ["z"]})
     assert text.auxiliary_ids(unseen)[0, 1] == -1
+
+
+@pytest.mark.parametrize("fields", [("xpos", "frequency"), ("frequency", "xpos")])
+def test_auxiliary_targets_are_in_the_order_of_the_setting(fields: tuple[str, ...]) -> None:
+    text = build(auxiliary_fields=fields)
+    expected = {"xpos": [0, 1, 2, 0], "frequency": [0, 0, 0, 0]}
+    assert list(text.auxiliary_sizes) == list(fields)
+    assert text.auxiliary_ids(SENTENCES[0]).T.tolist() == [expected[name] for name in fields]
 
 
 def test_segmentation_tags_characters() -> None:

@@ -249,6 +249,21 @@ def test_stop_request_is_not_counted_as_a_crash(run: Run) -> None:
     assert [each.state for each in run(3).trials] == ["complete"] * 3
 
 
+@pytest.mark.parametrize(("crashes", "state"), [(2, "complete"), (3, "failed")])
+def test_a_trial_that_was_stopped_has_its_crashes_still(run: Run, crashes: int, state: str) -> None:
+    def ending(error: BaseException) -> Run:
+        def end(config: Config, out: Path, **options: Any) -> Path:
+            raise error
+
+        return end
+
+    assert run(1, train=ending(StoppedError("stopped", found="", fix=""))).stopped
+    for _ in range(crashes):
+        with pytest.raises(Killed):
+            run(1, train=ending(Killed()))
+    assert [each.state for each in run(1).trials] == [state]
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
