@@ -74,7 +74,7 @@ class ClassificationPreprocessor:
                 targets.read(record)
                 tokens = tokenize(config, record.text(targets.text_field(record)))
                 if frequent:
-                    counts.update(tokens)
+                    counts.update(lowercased(config, tokens))
                 yield tokens
 
         vocabulary = (

@@ -77,6 +77,16 @@ def test_a_sentence_ends_at_its_token_in_either_case_if_the_vocabulary_is_lowerc
     assert list(split_document(cased, "a B c b d", "b")) == [["a", "B", "c", "b"], ["d"]]
 
 
+def test_frequencies_ignore_case_if_the_vocabulary_is_lowercased() -> None:
+    config = configure(hierarchical=True, sentence_end="second_most_frequent")
+    records = records_of(  # "end" three times, in either case alone less often than "the"
+        {"text": "The end a the END b the END", "label": 0}, {"text": "the b c", "label": 1}
+    )
+    task = fit_task(config, records)
+    assert task.text.sentence_end == "end"
+    assert task.tokenize("a END b").sentences == [["a", "END"], ["b"]]
+
+
 def test_equally_frequent_tokens_are_ranked_by_code_point() -> None:
     config = configure(hierarchical=True, sentence_end="second_most_frequent")
     records = records_of({"text": "8 9 7", "label": 0}, {"text": "7 9 8", "label": 1})
