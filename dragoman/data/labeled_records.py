@@ -80,7 +80,9 @@ class Record(NamedTuple):
         ):
             return [str(each) for each in value]
         raise self.error(
-            f"must have a list of texts in {field!r}", repr(value), 'write ["one", "two"]'
+            f"must have a text or a list of texts in {field!r}",
+            json.dumps(value),
+            'write "one" or ["one", "two"]',
         )
 
 
@@ -270,8 +272,7 @@ def _read_jsonl(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
         if isinstance(row, BadLine):
             is_other = row.must == "must be a JSON object"
             yield row._replace(fix="write one JSON object per line") if is_other else row
-        elif row.values:
-            assert isinstance(row.values, Mapping), "a JSONL row has named columns"
+        elif isinstance(row.values, Mapping):
             yield Record(path, row.number, row.values)
 
 

@@ -117,7 +117,7 @@ def test_missing_and_wrong_fields_are_named(tmp_path):
         record.value("lable")
     with pytest.raises(DataError, match=r"must have text in 'text'; found \[\"a\"\]"):
         record.text("text")
-    with pytest.raises(DataError, match=r"list of texts in 'label'; found {'x': 1}"):
+    with pytest.raises(DataError, match=r"a text or a list of texts in 'label'; found {\"x\": 1}"):
         record.texts("label")
     with pytest.raises(DataError, match="must have text in 'flag'; found true"):
         record.text("flag")
@@ -196,6 +196,14 @@ def test_used_fields_are_not_suggested(tmp_path):
     labelled = record_of(tmp_path, label="pos", film="good")
     with pytest.raises(DataError, match=r"name it: --text-field film$"):
         find_text_field(labelled, "", setting="--text-field")
+
+def test_an_object_without_fields_is_no_empty_line(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "a"}\n\n{}\n')
+    first, second = read_records([file])
+    assert first.text("text") == "a"
+    with pytest.raises(DataError, match=r"line 3 must have a field 'text'; found no fields; name"):
+        second.text("text")
+
 
 
 def test_columns_without_names_are_shown_by_their_values(tmp_path):
