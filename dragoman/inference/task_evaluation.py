@@ -85,7 +85,7 @@ def evaluate_task(
         model = build_loaded_task_model(task, bundle.model.state_dict()).to(where)
     if files:
         with progress.phase("reading the test set"):
-            store = task.encode(open_records(task.config.data, files)())
+            store = task.encode(open_records(task.config, files)())
     elif task.is_generated(task.config):
         store = task.generate("test")
     else:

@@ -139,9 +139,9 @@ def _split_records(
     config: Config, names: Mapping[str, Sequence[str]]
 ) -> tuple[ReadRecords, ReadRecords | None]:
     """Return readers of training and validation records; without a file, some are held out."""
-    train = open_records(config.data, names["train"])
+    train = open_records(config, names["train"])
     if names["valid"]:
-        return train, open_records(config.data, names["valid"])
+        return train, open_records(config, names["valid"])
     every = config.data.hold_out
     if not every or not names["train"]:
         return train, None

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from dragoman.config.config import DataConfig
+from dragoman.config.config import Config
 from dragoman.data.labeled_records import (
     Record,
     find_field,
@@ -90,7 +90,7 @@ def test_bad_lines_are_named_or_skipped(tmp_path, name, content, found):
         list(read_records([file]))
     assert found in str(error.value)
     assert str(file) in str(error.value)
-    skipping = DataConfig(on_bad_line="skip")
+    skipping = Config().replace(data={"on_bad_line": "skip"})
     assert all(isinstance(record, Record) for record in open_records(skipping, [file])())
 
 
@@ -149,6 +149,17 @@ def test_a_header_names_every_column_once(tmp_path, row, is_header):
     assert len(list(read_records([path]))) == (2 if is_header else 3)
 
 
+def test_a_header_may_have_the_names_of_the_settings(tmp_path):
+    path = write(tmp_path / "x.csv", "comment,stars\nfirst,1\nsecond,2\n")
+    config = Config(task="classify").replace(data={"text_field": "comment", "label_field": "2"})
+    assert [each.fields for each in open_records(config, [path])()] == [
+        {"comment": "first", "stars": "1"},
+        {"comment": "second", "stars": "2"},
+    ]
+    numbered = write(tmp_path / "y.csv", "first,2\nsecond,1\n")
+    assert len(list(read_records([numbered], fields=["1", "2"]))) == 2
+
+
 def test_the_first_of_several_spellings_of_a_name_is_taken(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"Text": "first", "TEXT": "second"}\n')
     (record,) = read_records([path])
@@ -186,6 +197,14 @@ def test_escaped_characters_beyond_the_first_plane_are_text(tmp_path):
     assert next(read_records([file])).text("text") == "\N{GRINNING FACE}"
 
 
+def test_an_object_without_fields_is_no_empty_line(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "a"}\n\n{}\n')
+    first, second = read_records([file])
+    assert first.text("text") == "a"
+    with pytest.raises(DataError, match=r"line 3 must have a field 'text'; found no fields; name"):
+        second.text("text")
+
+
 def test_used_fields_are_not_suggested(tmp_path):
     only_text = record_of(tmp_path, text="good")
     with pytest.raises(DataError, match=r"must have a label field, such as 'label'; found only te"):
@@ -196,14 +215,6 @@ def test_used_fields_are_not_suggested(tmp_path):
     labelled = record_of(tmp_path, label="pos", film="good")
     with pytest.raises(DataError, match=r"name it: --text-field film$"):
         find_text_field(labelled, "", setting="--text-field")
-
-def test_an_object_without_fields_is_no_empty_line(tmp_path):
-    file = write(tmp_path / "a.jsonl", '{"text": "a"}\n\n{}\n')
-    first, second = read_records([file])
-    assert first.text("text") == "a"
-    with pytest.raises(DataError, match=r"line 3 must have a field 'text'; found no fields; name"):
-        second.text("text")
-
 
 
 def test_columns_without_names_are_shown_by_their_values(tmp_path):
@@ -233,7 +244,7 @@ def test_only_training_advises_to_skip_a_bad_line(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"caf\xe9\n")
     with pytest.raises(DataError, match=r"a\.txt\.utf8, or leave it out with --set data\.on_bad"):
-        list(open_records(DataConfig(), [file])())
+        list(open_records(Config(), [file])())
     with pytest.raises(DataError) as error:
         list(read_records([file]))
     assert "data.on_bad_line" not in str(error.value)
