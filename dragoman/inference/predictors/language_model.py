@@ -275,7 +275,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         ]
         compiled = CompiledConstraints(normalized, self._token_characters)
         bound = compiled.bind(prompt.strip())
-        check_constraints(compiled, bound, max_tokens - 1)
+        check_constraints(compiled, bound, max_tokens - 1, limit_name="max_tokens")
         return bound
 
     @functools.cached_property
