@@ -243,7 +243,11 @@ def _check_labeled(
 
     with open_progress(sys.stderr).phase("checking", None, "texts") as phase:
         report = check_labels(
-            read_rows(files), held_out=read_records(valid), task=task, progress=advance, **fields
+            read_rows(files, fields=fields.values()),
+            held_out=read_records(valid, fields=fields.values()),
+            task=task,
+            progress=advance,
+            **fields,
         )
     if not report.examples:
         raise DataError(

@@ -210,7 +210,7 @@ def _evaluate_task(
         model, files, device=device, overrides=overrides, progress=open_progress(sys.stderr)
     )
     if hyp:
-        _write_predictions(model, files, hyp, device)
+        _write_predictions(model, files, hyp, device, overrides)
     if json:
         print_json({"model": str(model), **found.to_dict()})
         return
@@ -248,13 +248,23 @@ def _format_cell(value: str | float) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _write_predictions(model: Path, files: list[Path], hyp: Path, device: str) -> None:
-    """Write a line for each example of the test files."""
-    from dragoman.data.labeled_records import read_records
+def _write_predictions(
+    model: Path, files: list[Path], hyp: Path, device: str, overrides: list[str]
+) -> None:
+    """Write a line for each example of the test files, by the settings of the evaluation."""
+    from dragoman.bundle.non_translation_bundle import build_loaded_task_model
+    from dragoman.data.labeled_records import open_records
+    from dragoman.inference.non_translation_evaluation import override_settings
     from dragoman.inference.predictors.catalogue import load
 
     predictor = load(model, device=device)
-    inputs = (predictor.read_record(record) for record in read_records(files))
+    if overrides:
+        task = override_settings(predictor.task, overrides)
+        weights = predictor.model.state_dict()
+        changed = build_loaded_task_model(task, weights).to(predictor.device)
+        predictor = type(predictor)(changed, task)
+    records = open_records(predictor.config, files)()
+    inputs = (predictor.read_record(record) for record in records)
     with open_output(hyp) as file, progress("predicting", None, "lines") as bar:
         for prediction in track(predictor.stream(inputs), bar):
             file.write(f"{prediction.to_line()}\n")

@@ -327,7 +327,7 @@ class PlottedModel:
             return task.generate("test") if task.is_generated(task.config) else None
         if self._test is None:
             print_note(f"{self.label}: validation data {file}")
-        store = task.encode(open_records(task.config.data, [file])())
+        store = task.encode(open_records(task.config, [file])())
         check_examples(store, [file])
         return store
 
@@ -385,7 +385,7 @@ class PlottedModel:
         if self.task != "translate" and self._test is not None:
             from dragoman.data.labeled_records import read_records
 
-            records = read_records([self._test])
+            records = read_records([self._test], fields=self.predictor.config.record_fields)
             return [
                 self.predictor.read_record(record)
                 for record, _ in zip(records, range(most), strict=False)

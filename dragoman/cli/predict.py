@@ -200,7 +200,8 @@ class InputRecords:
             self._ready = lambda: True
             from dragoman.data.labeled_records import read_records
 
-            yield from read_records([path], max_line_bytes=4 * MAX_TEXT_CHARS)
+            names = {*self._fields.values(), *self._predictor.config.record_fields}
+            yield from read_records([path], fields=names, max_line_bytes=4 * MAX_TEXT_CHARS)
             return
         self._ready = lambda: False
         if str(path) == "-":

@@ -323,6 +323,18 @@ class Config:
         return (*COMMON_SECTIONS, *((self.task,) if self.task in TASK_STACKS else ()))
 
     @property
+    def record_fields(self) -> frozenset[str]:
+        """The fields of a record that the settings of this task name."""
+        sections = (self.data, getattr(self, self.task)) if self.task in TASK_STACKS else ()
+        values = (
+            getattr(section, each.name)
+            for section in sections
+            for each in dataclasses.fields(section)
+            if each.name.endswith("_field")
+        )
+        return frozenset(filter(None, values))
+
+    @property
     def stacks(self) -> tuple[str, ...]:
         """The block lists of `model` that this task's models are built from."""
         return TASK_STACKS.get(self.task, ("encoder", "decoder"))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.labeled_records import (
     TAG_NAMES,
@@ -80,6 +82,8 @@ def _read_tags(record: Record, names: FieldNames) -> RecordExample:
     tags = record.texts(
         find_field(record, names.label, TAG_NAMES, setting=LABEL_OPTION, used=(field,))
     )
+    if "" in tokens:
+        raise record.error("must have no empty token", f"{tokens!r}", "remove it and its tag")
     if len(tokens) != len(tags):
         raise record.error(
             "must have a tag for each token",
@@ -103,8 +107,21 @@ def _read_set(record: Record, names: FieldNames) -> RecordExample:
     elements = record.value(field)
     if not isinstance(elements, list):
         raise record.error("must have a list in the field of the set", elements, "write [1, 2]")
+    if not _are_numbers(elements):
+        raise record.error(
+            "must have finite numbers, or equally long lists of them", elements, "write [1, 2]"
+        )
     target = find_field(record, names.label, targets, setting=LABEL_OPTION, used=(field,))
     return RecordExample(" ".join(sorted(map(repr, elements))), (), record.label(target))
+
+
+def _are_numbers(elements: list[object]) -> bool:
+    """Whether elements are numbers that float32 has, or equally long lists of them."""
+    try:
+        array = np.array(elements)
+    except ValueError:  # lists of different lengths
+        return False
+    return array.dtype.kind in "if" and bool((np.abs(array) <= np.finfo(np.float32).max).all())
 
 
 READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
@@ -221,7 +238,8 @@ def check_labels(
 _CHECKS = {
     "broken": (
         "broken rows",
-        "repair their columns, quotes, JSON or encoding; data.on_bad_line=skip leaves them out",
+        "repair their columns, quotes, JSON, encoding or values; data.on_bad_line=skip leaves out "
+        "what cannot be read",
     ),
     "empty": ("empty texts", "remove them: there is nothing to learn from"),
     "no-label": ("empty labels", "write the label, or remove the line"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.config import DataConfig
+from dragoman.config.config import Config
 from dragoman.data.compressed_files import FileStream
 from dragoman.data.tabular_files import ROW_READERS, TableRow
 from dragoman.data.text_lines import BadLine, read_line_blocks
@@ -80,32 +81,40 @@ class Record(NamedTuple):
         ):
             return [str(each) for each in value]
         raise self.error(
-            f"must have a list of texts in {field!r}", repr(value), 'write ["one", "two"]'
+            f"must have a text or a list of texts in {field!r}",
+            json.dumps(value),
+            'write "one" or ["one", "two"]',
         )
 
 
 def read_records(
-    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES
+    files: Sequence[Path | str],
+    *,
+    fields: Collection[str] = (),
+    max_line_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[Record]:
     """Yield the records of files in order; the reader is chosen by the end of the file's name.
 
-    .jsonl and .ndjson: an object per line. .csv and .tsv: columns named by the first row, or by
-    their numbers from "1" if `--set data.text_field` names a number. .conll and .conllu: a
-    sentence per record. Others: a line of text per record, field "text".
+    .jsonl and .ndjson: an object per line. .csv and .tsv: columns named by the first row, if it has
+    a usual name or one of `fields`, or by their numbers from "1". .conll and .conllu: a sentence
+    per record. Others: a line of text per record, field "text".
     """
-    for record in read_rows(files, max_line_bytes=max_line_bytes):
+    for record in read_rows(files, fields=fields, max_line_bytes=max_line_bytes):
         if isinstance(record, BadLine):
             raise record.error()
         yield record
 
 
 def read_rows(
-    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES
+    files: Sequence[Path | str],
+    *,
+    fields: Collection[str] = (),
+    max_line_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[Record | BadLine]:
     """Yield the records of files, and a BadLine for each that cannot be read."""
     for name in files:
         path = Path(name)
-        yield from _reader(path)(path, _lines(path, max_line_bytes))
+        yield from _reader(path, fields)(path, _lines(path, max_line_bytes))
 
 
 def record_format(path: Path) -> str:
@@ -114,14 +123,14 @@ def record_format(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def open_records(data: DataConfig, files: Sequence[Path | str]) -> Callable[[], Iterator[Record]]:
-    """Return a function that reads the records of files from the start, with `data`'s limits."""
+def open_records(config: Config, files: Sequence[Path | str]) -> Callable[[], Iterator[Record]]:
+    """Return a function that reads the records of files from the start, by the settings."""
 
     def read() -> Iterator[Record]:
-        for record in read_rows(files):
+        for record in read_rows(files, fields=config.record_fields):
             if isinstance(record, Record):
                 yield record
-            elif data.on_bad_line != "skip":
+            elif config.data.on_bad_line != "skip":
                 raise record.error(training=True)
 
     return read
@@ -246,8 +255,8 @@ def _lines(path: Path, max_line_bytes: int) -> Iterator[str | BadLine]:
 RecordReader = Callable[[Path, Iterator[str | BadLine]], Iterator[Record | BadLine]]
 
 
-def _reader(path: Path) -> RecordReader:
-    """Return the reader of a file's format."""
+def _reader(path: Path, fields: Collection[str]) -> RecordReader:
+    """Return the reader of a file's format; `fields` are names that a header may have."""
     format_ = record_format(path)
     if format_ in (".conll", ".conllu", ".iob", ".bio"):
         name = "read_conllu" if format_ == ".conllu" else "read_conll"
@@ -255,7 +264,9 @@ def _reader(path: Path) -> RecordReader:
         return reader
     if format_ in (".jsonl", ".ndjson", ".json"):
         return _read_jsonl
-    return _read_table if format_ in ROW_READERS else _read_text
+    if format_ in ROW_READERS:
+        return functools.partial(_read_table, fields=fields)
+    return _read_text
 
 
 def _read_text(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record | BadLine]:
@@ -270,15 +281,17 @@ def _read_jsonl(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
         if isinstance(row, BadLine):
             is_other = row.must == "must be a JSON object"
             yield row._replace(fix="write one JSON object per line") if is_other else row
-        elif row.values:
-            assert isinstance(row.values, Mapping), "a JSONL row has named columns"
+        elif isinstance(row.values, Mapping):
             yield Record(path, row.number, row.values)
 
 
-def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record | BadLine]:
+def _read_table(
+    path: Path, lines: Iterator[str | BadLine], *, fields: Collection[str]
+) -> Iterator[Record | BadLine]:
     """Yield rows with the columns that the first row names.
 
-    A first row without a usual name is data, and its columns are numbered from "1".
+    A first row without a usual name or one of `fields` is data, and its columns are numbered from
+    "1".
     """
     names: list[str] = []
     for row in ROW_READERS[record_format(path)](path, lines):
@@ -290,7 +303,7 @@ def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
             if values in ([], [""]):
                 continue
             _check_header(path, row.number, values)
-            is_header = _is_header(values)
+            is_header = _is_header(values, fields)
             names = (
                 [value.strip() for value in values]
                 if is_header
@@ -306,10 +319,11 @@ def _read_table(path: Path, lines: Iterator[str | BadLine]) -> Iterator[Record |
         yield Record(path, row.number, dict(zip(names, values, strict=True)))
 
 
-def _is_header(values: Sequence[str]) -> bool:
-    """Whether a first row names the columns: distinct short names, one of them a usual name."""
+def _is_header(values: Sequence[str], fields: Collection[str]) -> bool:
+    """Whether a first row names the columns: distinct names, one usual or one of `fields`."""
     names = [value.strip().lower() for value in values]
     known = {*_TEXT_NAMES, *_LABEL_NAMES, "a", "b", "sentence1", "sentence2", "premise", "id"}
+    known |= {field.lower() for field in fields if not field.isdecimal()}  # no column's number
     return len(set(names)) == len(names) and all(names) and bool(known & set(names))
 
 

@@ -122,7 +122,7 @@ def read_jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Tabl
             yield line
             continue
         if not line.strip():
-            yield TableRow(number, {})
+            yield TableRow(number, [])  # as in a table; {} is an object without fields
             continue
         try:
             value = _DECODER.decode(line)

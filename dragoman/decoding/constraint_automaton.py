@@ -596,8 +596,12 @@ def check_constraints(
     prefix: Sequence[int] = (),
     *,
     line: int | None = None,
+    limit_name: str = "decode.max_length_extra",
 ) -> None:
-    """Raise ConstraintError that names the constraints which no output fulfils together."""
+    """Raise ConstraintError that names the constraints which no output fulfils together.
+
+    `limit_name` is what the user raises for longer outputs.
+    """
     if constraints.is_possible(limit, prefix):
         return
     source = constraints.source
@@ -634,7 +638,7 @@ def check_constraints(
         raise ConstraintError(
             "some output must fulfil all constraints",
             found=f"none of at most {limit} tokens under {names}, for {shown}",
-            fix="raise decode.max_length_extra, or drop a constraint",
+            fix=f"raise {limit_name}, or drop a constraint",
         )
     fix = "drop one of them" if len(kept) > 1 else "change it"
     raise ConstraintError(

@@ -54,9 +54,10 @@ class Sampling:
                 f"temperature must be a finite number above 0; found {self.temperature}; "
                 "for the most probable token do not sample"
             )
-        if self.top_k < 0:
+        if not hasattr(self.top_k, "__index__") or self.top_k < 0:
             problems.append(
-                f"top_k must be at least 1, or 0 for all tokens; found {self.top_k}; try 20"
+                "top_k must be an integer of at least 1, or 0 for all tokens; "
+                f"found {self.top_k!r}; try 20"
             )
         if not 0 < self.top_p <= 1:
             problems.append(

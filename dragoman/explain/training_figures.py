@@ -80,7 +80,8 @@ def save_curves(path: str | Path, runs: Sequence[RunLog]) -> None:
         rate.set(title="Learning rate", ylim=(0, None))
         rate.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
         norm.set(title="Gradient norm, before clipping")
-        use_log_scale(norm, "y")
+        if any(record["grad_norm"] > 0 for run in runs for record in run.steps):
+            use_log_scale(norm, "y")
         loss.set(title=_loss_title(runs))
         _title_score(score, metric)
         last = max(record["step"] for run in runs for record in run.steps)

@@ -71,13 +71,13 @@ class LineBuffers(Generic[LineT]):
             and (len(texts_read) < min_lines or (self._ready is not None and self._ready()))
         ):
             try:
-                line = next(self._lines, None)
+                line = next(self._lines)
+            except StopIteration:
+                break
             except Exception as error:  # raised after the lines before it were returned
                 self._error = error
                 if not texts_read:
                     raise
-                break
-            if line is None:
                 break
             texts_read.append(line)
             characters += self._size(line)

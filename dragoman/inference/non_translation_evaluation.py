@@ -12,13 +12,13 @@ import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import TaskBundle
-from dragoman.bundle.non_translation_bundle import build_loaded_task_model
+from dragoman.bundle.non_translation_bundle import build_loaded_task_model, task_weights
 from dragoman.config import apply_overrides
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runtime.device import choose_device
-from dragoman.tasks.base import TaskScore
+from dragoman.tasks.base import TaskScore, TrainingTask
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import Progress, QuietProgress
 
@@ -73,19 +73,11 @@ def evaluate_task(
     bundle = TaskBundle.load(path, device=where)
     task, model = bundle.task, bundle.model
     if overrides:
-        wrong = [each for each in overrides if not each.startswith((f"{task.name}.", "data."))]
-        if wrong:
-            raise ConfigError(
-                [
-                    f"--set must change a setting of {task.name} or data in an evaluation; "
-                    f"found {wrong[0]!r:.60}; leave it out"
-                ]
-            )
-        task = type(task)(apply_overrides(task.config, overrides), task.text)
+        task = override_settings(task, overrides)
         model = build_loaded_task_model(task, bundle.model.state_dict()).to(where)
     if files:
         with progress.phase("reading the test set"):
-            store = task.encode(open_records(task.config.data, files)())
+            store = task.encode(open_records(task.config, files)())
     elif task.is_generated(task.config):
         store = task.generate("test")
     else:
@@ -120,6 +112,34 @@ def evaluate_task(
         skipped=store.skipped,
         rows=list(rows),
     )
+
+
+def override_settings(task: TrainingTask, overrides: Sequence[str]) -> TrainingTask:
+    """Return a task with settings changed for an evaluation, for the same weights.
+
+    Raise ConfigError for a setting of another section, or one that needs other weights.
+    """
+    wrong = [each for each in overrides if not each.startswith((f"{task.name}.", "data."))]
+    if wrong:
+        raise ConfigError(
+            [
+                f"--set must change a setting of {task.name} or data in an evaluation; "
+                f"found {wrong[0]!r:.60}; leave it out"
+            ]
+        )
+    changed = type(task)(apply_overrides(task.config, overrides), task.text)
+    if _weight_shapes(changed) != _weight_shapes(task):
+        raise ConfigError(
+            [
+                "--set must keep the architecture of a trained model in an evaluation; found "
+                f"{', '.join(overrides):.120}; leave it out, or train another model"
+            ]
+        )
+    return changed
+
+
+def _weight_shapes(task: TrainingTask) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in task_weights(task).items()}
 
 
 def _version() -> str:

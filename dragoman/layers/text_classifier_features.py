@@ -177,7 +177,7 @@ class NgramBag(nn.Module):
         self.weight = nn.Parameter(torch.zeros(features, labels))
         self.bias = nn.Parameter(torch.zeros(labels))
         ratios = torch.ones(features, labels)
-        ratios[PADDING] = 0.0
+        ratios[PADDING : PADDING + 1] = 0.0  # a table may be empty
         self.register_buffer("ratios", ratios)
 
     def forward(self, features: Tensor, values: Tensor | None = None) -> Tensor:

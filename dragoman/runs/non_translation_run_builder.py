@@ -102,11 +102,7 @@ def prepare_task(
     with progress.phase("encoding the training examples"):
         train_store = task.generate("train") if generated else task.encode(train())
     if not len(train_store):
-        raise DataError(
-            f"{', '.join(names['train'])} must hold examples",
-            found="none" if not train_store.skipped else _describe_skipped(train_store),
-            fix="check the file",
-        )
+        raise _no_examples(names["train"], train_store)
     if train_store.skipped:
         progress.note(f"training {task.unit}: {_describe_skipped(train_store)}")
     signals.raise_if_stop_requested()
@@ -117,7 +113,9 @@ def prepare_task(
         with progress.phase("encoding the validation examples"):
             valid_store = task.encode(valid())
         if not len(valid_store):
-            valid_store = None
+            if names["valid"]:
+                raise _no_examples(names["valid"], valid_store)
+            valid_store, valid = None, None  # none of those held out can be scored
     golden = task.golden_inputs(itertools.islice((valid or train)(), 50 * NUM_GOLDEN_INPUTS))
     return PreparedTask(task, train_store, valid_store, golden, [*files, *text], [])
 
@@ -141,9 +139,9 @@ def _split_records(
     config: Config, names: Mapping[str, Sequence[str]]
 ) -> tuple[ReadRecords, ReadRecords | None]:
     """Return readers of training and validation records; without a file, some are held out."""
-    train = open_records(config.data, names["train"])
+    train = open_records(config, names["train"])
     if names["valid"]:
-        return train, open_records(config.data, names["valid"])
+        return train, open_records(config, names["valid"])
     every = config.data.hold_out
     if not every or not names["train"]:
         return train, None
@@ -161,6 +159,15 @@ def _split_records(
                 return
 
     return partial(select, held_out=False), partial(select, held_out=True)
+
+
+def _no_examples(names: Sequence[str], store: InMemoryExamples) -> DataError:
+    """Return the error of files without an example, with what was left out."""
+    return DataError(
+        f"{', '.join(names)} must hold examples",
+        found=_describe_skipped(store) or "none",
+        fix="check the file",
+    )
 
 
 def _describe_skipped(store: InMemoryExamples) -> str:

@@ -84,7 +84,7 @@ class ClassificationPreprocessor:
         )
         if config.data.hold_out and not config.data.valid:
             # A label may occur only in the examples that are held out of the training files.
-            for record in open_records(config.data, file_names(config.data.train))():
+            for record in open_records(config, file_names(config.data.train))():
                 targets.add_names(record)
         targets.check(config)
         text = cls(

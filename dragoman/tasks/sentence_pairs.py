@@ -19,7 +19,7 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, find_field, find_pair_fields
-from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.errors import BundleError, ConfigError, DataError, suggest_name
 from dragoman.models.sentence_pair_classifier import (
     EXACT_MATCH,
     SECOND_SENTENCE,
@@ -140,18 +140,26 @@ class PairsTask(TrainingTask):
             )
         fields = _field_finder(config)
         labels, scores, texts = set[str](), 0, list[list[str]]()
+        record = None
         for record in records():
             found = fields(record)
             texts += (_split(config, record.text(field)) for field in (found.first, found.second))
             if found.label is not None:
                 labels.add(record.label(found.label))
             scores += found.score is not None
-        if not texts:
+        if record is None:
             raise DataError(
                 "training needs at least one sentence pair",
                 found="none in data.train",
                 fix='write one {"a": ..., "b": ..., "label": ...} per line',
             )
+        for setting, is_found in (("label_field", labels), ("score_field", scores)):
+            if (named := getattr(config.pairs, setting)) and not is_found:
+                raise record.error(
+                    f"must have the field {named!r} of pairs.{setting}, as no pair before it has",
+                    ", ".join(map(str, record.fields)),
+                    suggest_name(named, map(str, record.fields)),
+                )
         if len(labels) == 1 or (not labels and not scores):
             raise DataError(
                 "training needs pairs with at least two labels, or with scores",

@@ -433,7 +433,10 @@ def _parse_set(
         found = "an empty list" if value in ([], ()) else repr(value)
         raise _set_error(record, must, found, "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
     try:
-        array = np.array(value, np.float64)
+        array = np.array(value)
+        if array.dtype.kind in "bU":  # which float64 would convert
+            raise _set_error(record, must, repr(value), "write numbers without quotes")
+        array = array.astype(np.float64)
     except OverflowError:
         array = np.array(np.inf)  # an integer above float64, reported below
     except (TypeError, ValueError):

@@ -154,6 +154,13 @@ def test_a_column_can_be_named(model, tmp_path, capsys):
     assert "found id, headline, text; did you mean headline?" in err
 
 
+def test_a_named_column_makes_the_first_row_a_header(model, tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("headline,story\nshort,a much longer body of text\n")
+    assert main(["predict", "-m", str(model), "-i", str(path), "--text-field", "headline"]) == 0
+    assert capsys.readouterr().out == "short\t0.7500\tshort\n"
+
+
 def test_an_explanation_in_the_terminal_as_json_and_as_a_page(model, tmp_path, capsys):
     text = "a <b>fairly</b> long text"
     assert main(["predict", "-m", str(model), "--explain", "long enough"]) == 0

@@ -71,6 +71,19 @@ def test_evaluate_prints_the_tasks_metrics(model, test_file, tmp_path, capsys):
     assert found["loss"] > 0
 
 
+def test_predictions_of_an_evaluation_use_its_settings(model, tmp_path, capsys):
+    path, hyp = tmp_path / "test.jsonl", tmp_path / "predictions.tsv"
+    record = {"text": "Dull!", "summary": "The film was wonderful.", "label": "positive"}
+    path.write_text(f"{json.dumps(record)}\n{{\n")
+    options = ["--set", "data.on_bad_line=skip", "--set", "data.text_field=summary"]
+    arguments = ["evaluate", str(model), "--test", str(path), "--hyp", str(hyp), *options, "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["accuracy"]["score"] == 1
+    [line] = hyp.read_text().splitlines()
+    assert line.startswith("positive\t")
+    assert line.endswith("\tThe film was wonderful.")
+
+
 def test_info_and_verify(model, capsys):
     assert main(["info", str(model)]) == 0
     out = capsys.readouterr().out

@@ -26,7 +26,7 @@ from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import ConstrainedRows, to_host
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.line_segments import check_unicode
+from dragoman.inference.line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.decoder_state import DecoderState
@@ -275,7 +275,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         ]
         compiled = CompiledConstraints(normalized, self._token_characters)
         bound = compiled.bind(prompt.strip())
-        check_constraints(compiled, bound, max_tokens - 1)
+        check_constraints(compiled, bound, max_tokens - 1, limit_name="max_tokens")
         return bound
 
     @functools.cached_property
@@ -392,6 +392,10 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
     def read_record(self, record: Record, *, text_field: str = "") -> str:
         """Return the text of a record."""
         return record.text(find_text_field(record, text_field, setting="--text-field"))
+
+    def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[str]:
+        """Yield texts; raise DataError for the first value that is none."""
+        return iter_texts(inputs)
 
     def encode(self, inputs: Sequence[str]) -> Sequence[EncodedText]:
         """Encode texts as documents; an empty one has no tokens."""

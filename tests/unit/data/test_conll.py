@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config.config import DataConfig
+from dragoman.config.config import Config
 from dragoman.data.labeled_records import open_records, read_records
 from dragoman.errors import DataError
 
-SKIPPING = DataConfig(on_bad_line="skip")
+SKIPPING = Config().replace(data={"on_bad_line": "skip"})
 
 
 def write(path: Path, text: str) -> Path:

@@ -153,6 +153,23 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
     assert found == {"broken": [4], "empty": [], "duplicate": [3], "contradiction": [2]}
 
 
+@pytest.mark.parametrize(
+    ("task", "good", "bad"),
+    [
+        ("sets", '{"set": [1, 2.5], "target": 2}', '{"set": ["3"], "target": 2}'),
+        ("sets", '{"set": [[1, 2]], "target": 2}', '{"set": [[1, 2], [3]], "target": 2}'),
+        ("sets", '{"set": [-1], "target": 2}', '{"set": [NaN], "target": 2}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [null, 1], "target": 2}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [1e39], "target": 2}'),
+        ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": [""], "tags": ["X"]}'),
+    ],
+)
+def test_what_training_rejects_is_broken(tmp_path, task, good, bad):
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", [good, bad])]), task=task)
+    assert lines_by_code(report)["broken"] == [2]
+    assert report.examples == 1
+
+
 def test_progress_is_reported_by_ten_thousands_if_asked_for(tmp_path):
     row = '{"text": "%d", "label": "%s"}'
     train = write(tmp_path / "train.jsonl", [row % (n, "ab"[n % 2]) for n in range(20_001)])

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from dragoman.config.config import DataConfig
+from dragoman.config.config import Config
 from dragoman.data.labeled_records import (
     Record,
     find_field,
@@ -90,7 +90,7 @@ def test_bad_lines_are_named_or_skipped(tmp_path, name, content, found):
         list(read_records([file]))
     assert found in str(error.value)
     assert str(file) in str(error.value)
-    skipping = DataConfig(on_bad_line="skip")
+    skipping = Config().replace(data={"on_bad_line": "skip"})
     assert all(isinstance(record, Record) for record in open_records(skipping, [file])())
 
 
@@ -117,7 +117,7 @@ def test_missing_and_wrong_fields_are_named(tmp_path):
         record.value("lable")
     with pytest.raises(DataError, match=r"must have text in 'text'; found \[\"a\"\]"):
         record.text("text")
-    with pytest.raises(DataError, match=r"list of texts in 'label'; found {'x': 1}"):
+    with pytest.raises(DataError, match=r"a text or a list of texts in 'label'; found {\"x\": 1}"):
         record.texts("label")
     with pytest.raises(DataError, match="must have text in 'flag'; found true"):
         record.text("flag")
@@ -147,6 +147,17 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
 def test_a_header_names_every_column_once(tmp_path, row, is_header):
     path = write(tmp_path / "x.csv", f"{row}\nfirst,1\nsecond,2\n")
     assert len(list(read_records([path]))) == (2 if is_header else 3)
+
+
+def test_a_header_may_have_the_names_of_the_settings(tmp_path):
+    path = write(tmp_path / "x.csv", "comment,stars\nfirst,1\nsecond,2\n")
+    config = Config(task="classify").replace(data={"text_field": "comment", "label_field": "2"})
+    assert [each.fields for each in open_records(config, [path])()] == [
+        {"comment": "first", "stars": "1"},
+        {"comment": "second", "stars": "2"},
+    ]
+    numbered = write(tmp_path / "y.csv", "first,2\nsecond,1\n")
+    assert len(list(read_records([numbered], fields=["1", "2"]))) == 2
 
 
 def test_the_first_of_several_spellings_of_a_name_is_taken(tmp_path):
@@ -184,6 +195,14 @@ def test_a_field_that_is_no_text_is_an_error(tmp_path, line, message):
 def test_escaped_characters_beyond_the_first_plane_are_text(tmp_path):
     file = write(tmp_path / "a.jsonl", r'{"text": "\ud83d\ude00"}' + "\n")
     assert next(read_records([file])).text("text") == "\N{GRINNING FACE}"
+
+
+def test_an_object_without_fields_is_no_empty_line(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "a"}\n\n{}\n')
+    first, second = read_records([file])
+    assert first.text("text") == "a"
+    with pytest.raises(DataError, match=r"line 3 must have a field 'text'; found no fields; name"):
+        second.text("text")
 
 
 def test_used_fields_are_not_suggested(tmp_path):
@@ -225,7 +244,7 @@ def test_only_training_advises_to_skip_a_bad_line(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"caf\xe9\n")
     with pytest.raises(DataError, match=r"a\.txt\.utf8, or leave it out with --set data\.on_bad"):
-        list(open_records(DataConfig(), [file])())
+        list(open_records(Config(), [file])())
     with pytest.raises(DataError) as error:
         list(read_records([file]))
     assert "data.on_bad_line" not in str(error.value)

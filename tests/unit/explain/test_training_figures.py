@@ -69,6 +69,15 @@ def test_curves_are_drawn_from_the_log(tmp_path, bleu) -> None:
     assert picture.stat().st_size > 20_000
 
 
+def test_gradients_of_zero_are_drawn_without_a_warning(tmp_path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()[:-1]]
+    log.write_text(
+        "".join(json.dumps({**line, "grad_norm": 0.0}) + "\n" for line in lines if "lr" in line)
+    )
+    assert draw_curves(log, tmp_path / "curves.png")  # warnings are errors
+
+
 def test_the_log_is_read_without_skipped_and_cut_off_lines(tmp_path) -> None:
     steps, validations = read_log(write_log(tmp_path / "log.jsonl"))
     assert [record["step"] for record in steps] == list(range(1, 201))

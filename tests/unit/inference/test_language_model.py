@@ -140,6 +140,11 @@ def test_no_position_past_the_segment_is_used(prompt: str) -> None:
     assert "".join(model.generate(prompt, max_tokens=30, temperature=0)) == wanted
 
 
+def test_what_is_no_text_is_not_scored() -> None:
+    with pytest.raises(DataError, match="text 2 must be a text; found None"):
+        predictor_of("lstm").score(["a", None, "b"])  # type: ignore[list-item]
+
+
 def test_scores_equal_a_hand_computation_in_any_batch() -> None:
     model = predictor_of("lstm")
     texts = ["a b c", "", "d e f g h a", "b"]
@@ -166,6 +171,7 @@ def test_scores_equal_a_hand_computation_in_any_batch() -> None:
         ({"temperature": -1.0}, "temperature must be a finite number above 0; found -1.0"),
         ({"top_p": 0.0}, "found 0.0"),
         ({"top_k": -2}, "found -2"),
+        ({"top_k": 2.5}, "top_k must be an integer of at least 1, or 0 for all tokens; found 2.5"),
         ({"seed": -1}, "found -1"),
     ],
 )
@@ -205,7 +211,9 @@ def test_constraints_that_no_continuation_fulfils_are_an_error() -> None:
     model = predictor_of("lstm", "bytes")
     with pytest.raises(ConstraintError, match="none under require b and forbid b, for 'a'"):
         model.generate("a", constraints=[Require(["b"]), Forbid(["b"])])
-    with pytest.raises(ConstraintError, match="none of at most 3 tokens under require abcd"):
+    with pytest.raises(
+        ConstraintError, match=r"none of at most 3 tokens under require abcd.*; raise max_tokens, "
+    ):
         model.generate("a", max_tokens=4, constraints=[Require(["abcd"])])
 
 

@@ -49,6 +49,15 @@ def test_settings_of_the_task_and_of_data_may_be_changed(model: Path, tmp_path: 
         evaluate_task(model, [path], device="cpu", overrides=["train.steps=1"])
 
 
+@pytest.mark.parametrize("setting", ["classify.pooling=max", "classify.ngrams=1"])
+def test_settings_that_need_other_weights_are_an_error(
+    model: Path, tmp_path: Path, setting: str
+) -> None:
+    path = write_records(tmp_path / "test.jsonl", review_fields(2))
+    with pytest.raises(ConfigError, match=f"must keep the architecture .* found {setting}; leave"):
+        evaluate_task(model, [path], device="cpu", overrides=[setting])
+
+
 def test_a_test_set_must_be_named_and_hold_examples(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="evaluated on labelled files; found none"):
         evaluate_task(model, [], device="cpu")

@@ -95,6 +95,11 @@ def test_what_is_no_set_is_an_error():
         model.predict("[1]")
     with pytest.raises(DataError, match=r"a set must have a list of numbers.*found 3"):
         model.predict([3])
+    with pytest.raises(DataError, match=r"a set must have a list of numbers.*found None"):
+        model.predict([[1], None, [2]])
+    for written in (["3"], [1, "3"], [True]):
+        with pytest.raises(DataError, match=r"a set must have a list of numbers.*without quotes"):
+            model.predict([written])
 
 
 @pytest.mark.parametrize(

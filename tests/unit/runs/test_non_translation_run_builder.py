@@ -16,7 +16,7 @@ from dragoman.bundle.non_translation_bundle import task_text_files
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
-from dragoman.errors import StoppedError
+from dragoman.errors import DataError, StoppedError
 from dragoman.runs import non_translation_run_builder
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runtime import signals
@@ -141,3 +141,12 @@ def test_preparation_ends_after_the_phase_of_a_stop_request(
     with pytest.raises(StoppedError):
         non_translation_run_builder.prepare_task(config, tmp_path / "text", StoppedInPhase())
     assert seen == ["reading the vocabulary", *entered]
+
+
+def test_a_validation_file_must_hold_examples(tmp_path: Path) -> None:
+    train, valid = tmp_path / "train.jsonl", tmp_path / "valid.jsonl"
+    train.write_text("".join(f"{json.dumps(each.fields)}\n" for each in make_records(20)))
+    valid.write_text("")
+    config = make_config().replace(data={"train": str(train), "valid": str(valid)})
+    with pytest.raises(DataError, match=r"valid\.jsonl must hold examples; found none; check"):
+        non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())

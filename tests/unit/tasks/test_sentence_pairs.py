@@ -95,6 +95,15 @@ def test_fields_have_usual_names_or_those_of_the_settings():
     assert task.encode(rows).values["score"].tolist() == [1.0, 2.0]
 
 
+def test_a_named_field_that_no_training_pair_has_is_an_error():
+    with pytest.raises(DataError, match=r"line 3 must have the field 'lable' of pairs.label_field"):
+        task_of(label_field="lable")
+    with pytest.raises(
+        DataError, match=r"of pairs.score_field.* found a, b, label, rel.*; did you mean relatedne"
+    ):
+        task_of(score_field="relatednes")
+
+
 def test_flags_mark_words_of_the_other_sentence():
     task = task_of()
     pair = task.encode_pair("A man plays", "A man is playing")
