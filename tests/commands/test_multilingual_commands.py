@@ -340,6 +340,52 @@ def test_exports_read_the_tag(
     assert (">>bb<<" if kind == "huggingface" else "<2bb>") in readme
 
 
+def test_export_measures_bleu_in_the_language_of_the_references(
+    corpus: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It measured them against translations into the first direction's target language."""
+    files = ["--src", str(corpus / "dev.aa"), "--ref", str(corpus / "dev.cc")]
+    export = ["export", str(model), "--to", "dragoman", "--out", str(tmp_path / "out"), *files]
+    code, _, err = output(capsys, *export)
+    assert code == 2
+    assert "need --tgt-lang; found none; choose bb or aa or cc" in err
+    code, _, err = output(capsys, *export, "--tgt-lang", "dd")
+    assert code == 2
+    assert "found 'dd'; choose bb or aa or cc" in err
+    assert not (tmp_path / "out").exists()
+    code, out, _ = output(capsys, *export, "--tgt-lang", "cc", "--json")
+    assert code == 0
+    _, evaluated, _ = output(capsys, "evaluate", str(model), *files, "--to", "cc", "--json")
+    bleu = json.loads(evaluated)["scores"]["BLEU"]["score"]
+    assert json.loads(out)["parity"]["bleu_native"] == pytest.approx(bleu)
+
+
+def test_compare_chooses_the_direction_of_its_models(
+    corpus: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--src", str(corpus / "dev.aa"), "--ref", str(corpus / "dev.cc")]
+    reversed_ = tmp_path / "reversed.cc"
+    lines = (corpus / "dev.cc").read_text().splitlines()
+    reversed_.write_text("".join(f"{line}\n" for line in reversed(lines)))
+    compare = ["compare", *files, str(model), str(reversed_), "--json"]
+    code, _, err = output(capsys, *compare)
+    assert code == 2
+    assert "add --to bb or --to cc" in err
+    code, out, _ = output(capsys, *compare, "--to", "cc")
+    assert code == 0
+    _, evaluated, _ = output(capsys, "evaluate", str(model), *files, "--to", "cc", "--json")
+    bleu = json.loads(evaluated)["scores"]["BLEU"]["score"]
+    assert json.loads(out)["results"][0]["value"] == pytest.approx(bleu)
+    code, _, err = output(capsys, *compare, "--to", "cc", "--from", "bb")
+    assert code == 2
+    assert "found --from 'bb' and --to 'cc'" in err
+    code, _, err = output(
+        capsys, "compare", *files, str(reversed_), str(corpus / "dev.bb"), "--to", "cc"
+    )
+    assert code == 2
+    assert "found --to cc and no model" in err
+
+
 def test_the_page_has_a_target_language(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
