@@ -12,6 +12,7 @@ import pytest
 
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
+from dragoman.explain.calibration_statistics import measure_pairs
 from dragoman.inference import Translator
 from dragoman.text.tokenizer import load_tokenizers
 
@@ -384,6 +385,36 @@ def test_compare_chooses_the_direction_of_its_models(
     )
     assert code == 2
     assert "found --to cc and no model" in err
+
+
+def test_plots_read_the_tag(
+    corpus: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The calibration was that of sources without the tag of their target language."""
+    pytest.importorskip("matplotlib")
+    translator = Translator.load(model, device="cpu", target_language="cc")
+    sources, references = (
+        (corpus / f"dev.{each}").read_text().splitlines() for each in ("aa", "cc")
+    )
+    tag = translator.tokenizers.src.tag_ids["cc"]
+    assert [row[0] for row in translator.encode_sources(sources)] == [tag] * len(sources)
+    scores = translator.score(sources, references)
+    pairs = zip(
+        translator.encode_sources(sources),
+        translator.tokenizers.tgt.encode_batch(references),
+        strict=True,
+    )
+    measured = measure_pairs(translator.model, list(pairs))
+    log_prob = sum(each.log_prob for each in scores)
+    assert np.log(measured.reference).sum() == pytest.approx(log_prob, abs=1e-3)
+    files = ["--test", str(corpus / "dev.aa"), "--ref", str(corpus / "dev.cc")]
+    plot = ["plot", str(model), "--what", "calibration", "--out", str(tmp_path / "a.svg"), *files]
+    code, _, err = output(capsys, *plot)
+    assert code == 2
+    assert "add --to bb or --to cc" in err
+    assert output(capsys, *plot, "--to", "cc")[0] == 0
+    accuracy = f"accuracy {100 * measured.right.mean():.1f} %"
+    assert accuracy in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
 def test_the_page_has_a_target_language(
