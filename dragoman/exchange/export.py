@@ -82,7 +82,7 @@ def export_ctranslate2(
         require_replaceable(final)
     bundle = Bundle.load(model)
     target = check_sentences(bundle, texts, references, target_language)
-    require_disk_space(bundle.path, 6 * bundle.parameters, "an export")
+    require_space(bundle, final)
     facts: dict[str, Any] = {
         "kind": MANIFEST_KIND,
         "engine": "ctranslate2",
@@ -161,6 +161,12 @@ def new_directory_path(out: str | Path) -> Path:
     return Path(out)
 
 
+def require_space(bundle: Bundle, final: Path) -> None:
+    """Raise DiskFullError if an export would not fit on the disk."""
+    existing = next(each for each in final.absolute().parents if each.exists())
+    require_disk_space(existing, 6 * bundle.parameters, "an export")
+
+
 def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
     """Copy the SentencePiece models into an export outside the bundle."""
     for tokenizer, name in (
@@ -184,6 +190,7 @@ def export_hugging_face(
 
     final, bundle = new_directory_path(out), Bundle.load(model)
     target = check_sentences(bundle, texts, references, target_language)
+    require_space(bundle, final)
     facts: dict[str, Any] = {
         "kind": "dragoman export",
         "program": "huggingface",
@@ -215,6 +222,7 @@ def export_onnx(
 
     final, bundle = new_directory_path(out), Bundle.load(model)
     target = check_sentences(bundle, texts, references, target_language)
+    require_space(bundle, final)
     facts: dict[str, Any] = {
         "kind": "dragoman export",
         "program": "onnx",
@@ -257,7 +265,7 @@ def export_bundle(
     check_bundle_quantization(quantization)
     final, bundle = new_directory_path(out), Bundle.load(model)
     target = check_sentences(bundle, texts, references, target_language)
-    require_disk_space(final.parent, 6 * bundle.parameters, "an export")
+    require_space(bundle, final)
     weights, card = dict(bundle.model.state_dict()), bundle.card
     if quantization == "int8":
         weights = dequantize_tensors(quantize_tensors(weights), weights)

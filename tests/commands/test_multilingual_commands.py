@@ -306,6 +306,7 @@ def test_held_out_pairs_are_trained_on_in_no_direction(corpus: Path, tmp_path: P
         (["--both-directions"], "--both-directions goes with --pair; found it alone"),
         (["--valid-pair", "aa-bb", "x", "y"], "--valid-pair goes with --pair; found it alone"),
         (["--pair", "aabb", "x", "y"], "joined by a hyphen, such as de-en; found 'aabb'"),
+        (["--pair", "aa-aa", "x", "y"], "two different languages"),
         (["--pair", "aa-bb", "x", "y", "--src", "z"], "found --src too; pass every file by --pair"),
         (["--pair", "aa-bb", "x"], "--pair"),
     ],
