@@ -28,6 +28,7 @@ from dragoman.cli.progress import progress
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, PairFilter
 from dragoman.storage.atomic_write import hash_file
+from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest
 from dragoman.storage.output_files import check_output_file
 
@@ -44,6 +45,7 @@ def _check_method(context: typer.Context, name: str) -> str:
 
 
 def augment(
+    context: typer.Context,
     model: ModelOption,
     input_: Annotated[
         Path,
@@ -173,6 +175,9 @@ def augment(
         },
         overwrite=overwrite,
     )
+    # Until the command ends: two that append to the same files would mix their pairs.
+    for path in (output_src, output_tgt):
+        context.with_resource(lock_output(path))
     resumed = run.open()
     if resumed:
         print_note(f"continuing after {format_count(resumed, 'line')}")
@@ -215,7 +220,7 @@ def augment(
         raise StoppedError(
             f"stopped after {format_count(run.lines_done, 'line')}",
             found="",
-            fix="run the same command again to resume",
+            fix=f"run the same command {'without --overwrite' if overwrite else 'again'} to resume",
         ) from None
     if json:
         print_json({"lines": result.lines, "pairs": result.pairs, "dropped": dict(result.dropped)})

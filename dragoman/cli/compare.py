@@ -12,10 +12,12 @@ import typer
 
 from dragoman.cli.options import (
     DeviceOption,
+    FromOption,
     JsonOption,
     LowercaseOption,
     TargetLanguageOption,
     TokenizeOption,
+    ToOption,
     require_command,
 )
 from dragoman.cli.printing import print_json, print_note, print_result, print_table
@@ -37,6 +39,8 @@ def compare(
     src: Annotated[
         Path | None, typer.Option(help="Source sentences; required for model directories.")
     ] = None,
+    to: ToOption = None,
+    from_: FromOption = None,
     by: Annotated[
         str, typer.Option(help="Sentence metric that ranks the changes: chrf or bleu.")
     ] = "chrf",
@@ -69,10 +73,19 @@ def compare(
                 "different ones"
             ]
         )
+    if (to or from_) and not any(path.is_dir() for path in systems):
+        raise ConfigError(
+            [
+                "--to and --from choose the direction of a model; found "
+                f"{f'--to {to}' if to else f'--from {from_}'} and no model; leave it out"
+            ]
+        )
     references = read_sentences(ref)
     # Every model and file is opened before anything is translated.
-    outputs = _open_systems(systems, src, references, device)
-    language = tgt_lang or next((each.language for each in outputs if each.language), "")
+    outputs = _open_systems(
+        systems, src, references, device, source_language=from_, target_language=to
+    )
+    language = tgt_lang or to or next((each.language for each in outputs if each.language), "")
     texts = {name: each.texts() for name, each in zip(map(str, systems), outputs, strict=True)}
     with progress("comparing"):
         found = run(
@@ -100,7 +113,11 @@ class _SystemOutput:
 
 
 def _open_systems(
-    systems: list[Path], src: Path | None, references: list[str], device: str
+    systems: list[Path],
+    src: Path | None,
+    references: list[str],
+    device: str,
+    **languages: str | None,
 ) -> list[_SystemOutput]:
     """Read the files of translations and load the models; check all against the references."""
     from dragoman.evaluate.metrics import read_sentences
@@ -119,7 +136,7 @@ def _open_systems(
     sources = read_sentences(src) if src is not None and models else []
     texts = {str(path): read_sentences(path) for path in systems if path not in models}
     check_systems({**texts, **({f"{src} (--src)": sources} if models else {})}, references)
-    loaded = {path: _load_model(path, src, sources, device) for path in models}
+    loaded = {path: _load_model(path, src, sources, device, **languages) for path in models}
     return [
         loaded[path]
         if path in models
@@ -128,20 +145,21 @@ def _open_systems(
     ]
 
 
-def _load_model(model: Path, src: Path | None, sources: list[str], device: str) -> _SystemOutput:
+def _load_model(
+    model: Path, src: Path | None, sources: list[str], device: str, **languages: str | None
+) -> _SystemOutput:
     """Load a model whose translations are compared."""
     from dragoman.inference import Translator
 
     translator = Translator.load(model, device=device)
     # Weights are loaded lazily: translate one sentence, so that a damaged file is reported now.
-    translator.translate(sources[:1])
+    translator.translate(sources[:1], **languages)
 
     def translate() -> list[str]:
         print_note(f"translating {src} with {model}")
         with progress("translating", len(sources), "lines") as bar:
-            return [
-                each.text for each in track(translator.stream(sources, return_scores=False), bar)
-            ]
+            translations = translator.stream(sources, return_scores=False, **languages)
+            return [each.text for each in track(translations, bar)]
 
     return _SystemOutput(translate, translator.config.data.tgt_lang)
 

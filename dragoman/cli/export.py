@@ -58,6 +58,13 @@ def export(
         typer.Option(help="Source sentences of a test set, to compare outputs and BLEU."),
     ] = None,
     ref: Annotated[Path | None, typer.Option(help="Reference translations of --src.")] = None,
+    tgt_lang: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Language to translate --src or --check into, for a model of several directions.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Export a model to CTranslate2, Hugging Face or ONNX, or store it in int8.
@@ -116,6 +123,7 @@ def export(
     from dragoman.exchange.export import EXPORTERS
 
     more = {"quantization": quantization} if to in ("ctranslate2", "dragoman") else {}
+    more |= {} if tgt_lang is None else {"target_language": tgt_lang}
     with progress(f"exporting to {to}"):
         made = EXPORTERS[to](model, out, texts=texts, references=references, **more)
     if json:

@@ -15,6 +15,7 @@ from dragoman.cli.options import (
     DeviceOption,
     TargetLanguageOption,
     TokenizeOption,
+    ToOption,
     check_run,
     check_text,
 )
@@ -114,6 +115,7 @@ def plot(
             show_default=False,
         ),
     ] = None,
+    to: ToOption = None,
     beam: BeamOption = None,
     tgt_lang: TargetLanguageOption = "",
     tokenize: TokenizeOption = "",
@@ -134,8 +136,12 @@ def plot(
                 f"{'--test' if ref is None else '--ref'} alone; pass both"
             ]
         )
+    if to and not all(map(_is_translator, models)):
+        raise ConfigError(
+            [f"--to is for finished translators; found --to {to} and another model; leave it out"]
+        )
     held = [
-        PlottedModel(path, name, test, ref, sentences, device, beam, tgt_lang, tokenize)
+        PlottedModel(path, name, test, ref, sentences, device, beam, to, tgt_lang, tokenize)
         for path, name in zip(models, labels, strict=True)
     ]
     if chosen != ["curves"]:  # those need no model
@@ -265,13 +271,14 @@ class PlottedModel:
         sentences: int | None,
         device: str,
         beam: int | None,
+        to: str | None,
         tgt_lang: str,
         tokenize: str,
     ) -> None:
         self.path, self.label = path, label
         self._test, self._ref, self._sentences = test, ref, sentences
         self._device, self._beam = device, beam
-        self._tgt_lang, self.tokenize = tgt_lang, tokenize
+        self._to, self._tgt_lang, self.tokenize = to, tgt_lang, tokenize
 
     @property
     def is_finished(self) -> bool:
@@ -283,7 +290,8 @@ class PlottedModel:
         """The loaded model."""
         from dragoman.inference.predictors.catalogue import load
 
-        return load(self.path, device=self._device)
+        options = {"target_language": self._to} if self._to else {}
+        return load(self.path, device=self._device, **options)
 
     @property
     def task(self) -> str:
@@ -295,7 +303,7 @@ class PlottedModel:
     @property
     def tgt_lang(self) -> str:
         """The target language, as given or of the model."""
-        return self._tgt_lang or str(self.predictor.config.data.tgt_lang)
+        return self._tgt_lang or self._to or str(self.predictor.config.data.tgt_lang)
 
     @functools.cached_property
     def pairs(self) -> tuple[list[str], list[str]] | None:
@@ -363,11 +371,11 @@ class PlottedModel:
             return measure_text(predictor.task, predictor.model, self.store)
         if self.pairs is None:
             return None
-        tokenizers = self.predictor.tokenizers
-        sides = [
-            side.encode_batch([text.strip() for text in texts])
-            for side, texts in zip((tokenizers.src, tokenizers.tgt), self.pairs, strict=True)
-        ]
+        sources, references = self.pairs
+        sides = (
+            self.predictor.encode_sources(sources),
+            self.predictor.tokenizers.tgt.encode_batch([text.strip() for text in references]),
+        )
         longest = int(self.predictor.config.data.max_length)
         kept = [
             (src, tgt)

@@ -213,8 +213,8 @@ def _pair_overrides(
         if parsed is None:
             raise ConfigError(
                 [
-                    "--pair must begin with two languages joined by a hyphen, such as de-en; "
-                    f"found {languages!r:.60}; write --pair de-en FILE FILE"
+                    "--pair must begin with two different languages joined by a hyphen, such as "
+                    f"de-en; found {languages!r:.60}; write --pair de-en FILE FILE"
                 ]
             )
         directions += [str(parsed), *([str(parsed.reverse)] if both_directions else [])]

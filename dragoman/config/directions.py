@@ -50,8 +50,8 @@ def direction_problems(path: str, directions: Sequence[str]) -> Iterator[str]:
     for text in directions:
         if parse_direction(text) is None:
             yield (
-                f"{path} must hold two languages joined by a hyphen, such as de-en or pt_BR-en; "
-                f"found {text!r:.60}; write them so"
+                f"{path} must hold two different languages joined by a hyphen, such as de-en or "
+                f"pt_BR-en; found {text!r:.60}; write them so"
             )
 
 

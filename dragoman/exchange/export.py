@@ -13,8 +13,9 @@ import torch
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.bundle.format import require_bundle
 from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.config.directions import parse_directions
 from dragoman.config.inference_choices import check_bundle_quantization, check_quantization
-from dragoman.errors import CorruptError
+from dragoman.errors import ConfigError, CorruptError
 from dragoman.evaluate.metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
 from dragoman.exchange.huggingface_export import save_hugging_face
@@ -62,6 +63,7 @@ def export_ctranslate2(
     quantization: str = "float32",
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
+    target_language: str | None = None,
 ) -> ExportResult:
     """Export a model to CTranslate2: into its own directory, or to a new directory `out`.
 
@@ -79,8 +81,8 @@ def export_ctranslate2(
         require_bundle(Path(model))
         require_replaceable(final)
     bundle = Bundle.load(model)
-    require_aligned(texts, references)
-    require_disk_space(bundle.path, 6 * bundle.parameters, "an export")
+    target = check_sentences(bundle, texts, references, target_language)
+    require_space(bundle, final)
     facts: dict[str, Any] = {
         "kind": MANIFEST_KIND,
         "engine": "ctranslate2",
@@ -102,7 +104,7 @@ def export_ctranslate2(
         facts["golden_error"] = require_close_log_probs(
             bundle.golden_error(engine.log_probs), exact=quantization == "float32"
         )
-        parity = compare_engine(bundle, engine, texts or golden_texts(bundle), references)
+        parity = compare_engine(bundle, engine, texts or golden_texts(bundle), references, target)
         if quantization == "float32":
             require_parity(parity)
         facts["parity"] = parity.to_dict()
@@ -159,6 +161,12 @@ def new_directory_path(out: str | Path) -> Path:
     return Path(out)
 
 
+def require_space(bundle: Bundle, final: Path) -> None:
+    """Raise DiskFullError if an export would not fit on the disk."""
+    existing = next(each for each in final.absolute().parents if each.exists())
+    require_disk_space(existing, 6 * bundle.parameters, "an export")
+
+
 def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
     """Copy the SentencePiece models into an export outside the bundle."""
     for tokenizer, name in (
@@ -174,13 +182,15 @@ def export_hugging_face(
     *,
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
+    target_language: str | None = None,
 ) -> ExportResult:
     """Export to a directory for `transformers`: Marian for post-norm, Pegasus for pre-norm."""
     require_packages("transformers")
     from transformers import __version__ as release
 
     final, bundle = new_directory_path(out), Bundle.load(model)
-    require_aligned(texts, references)
+    target = check_sentences(bundle, texts, references, target_language)
+    require_space(bundle, final)
     facts: dict[str, Any] = {
         "kind": "dragoman export",
         "program": "huggingface",
@@ -190,7 +200,7 @@ def export_hugging_face(
         save_hugging_face(bundle.model, bundle.tokenizers, bundle.config, folder)
         translate = TransformersRunner(folder).translate
         parity = compare_texts(
-            bundle, "huggingface", translate, texts or golden_texts(bundle), references
+            bundle, "huggingface", translate, texts or golden_texts(bundle), references, target
         )
         require_parity(parity)
         write_readme(bundle, folder, "huggingface")
@@ -204,13 +214,15 @@ def export_onnx(
     *,
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
+    target_language: str | None = None,
 ) -> ExportResult:
     """Export to a new directory as two ONNX graphs, encoder and decoder step, with tokenizers."""
     require_packages("onnx", "onnxscript", "onnxruntime")
     from dragoman.exchange.onnx_runner import OnnxRuntimeEngine
 
     final, bundle = new_directory_path(out), Bundle.load(model)
-    require_aligned(texts, references)
+    target = check_sentences(bundle, texts, references, target_language)
+    require_space(bundle, final)
     facts: dict[str, Any] = {
         "kind": "dragoman export",
         "program": "onnx",
@@ -220,7 +232,7 @@ def export_onnx(
         save_onnx(bundle.model, bundle.config, folder)
         with raising_export_errors(bundle.config):
             parity = compare_engine(
-                bundle, OnnxRuntimeEngine(folder), texts or golden_texts(bundle), references
+                bundle, OnnxRuntimeEngine(folder), texts or golden_texts(bundle), references, target
             )
         require_parity(parity)
         copy_tokenizers(bundle, folder)
@@ -244,6 +256,7 @@ def export_bundle(
     quantization: str = "float32",
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
+    target_language: str | None = None,
 ) -> ExportResult:
     """Write a model to a new directory without its training run and engines.
 
@@ -251,15 +264,15 @@ def export_bundle(
     """
     check_bundle_quantization(quantization)
     final, bundle = new_directory_path(out), Bundle.load(model)
-    require_aligned(texts, references)
-    require_disk_space(final.parent, 6 * bundle.parameters, "an export")
+    target = check_sentences(bundle, texts, references, target_language)
+    require_space(bundle, final)
     weights, card = dict(bundle.model.state_dict()), bundle.card
     if quantization == "int8":
         weights = dequantize_tensors(quantize_tensors(weights), weights)
         card = f"{card.rstrip()}\n\n{_INT8_SECTION}"
     written = build_loaded_model(bundle.config, bundle.tokenizers, weights)
     parity = compare_engine(
-        bundle, NativeEngine(lambda: written), texts or golden_texts(bundle), references
+        bundle, NativeEngine(lambda: written), texts or golden_texts(bundle), references, target
     )
     parity = dataclasses.replace(parity, program=quantization)
     if quantization == "float32":
@@ -283,10 +296,36 @@ def export_bundle(
     )
 
 
-def require_aligned(texts: Sequence[str], references: Sequence[str] | None) -> None:
-    """Raise unless there is one reference per sentence, before any work."""
+def check_sentences(
+    bundle: Bundle,
+    texts: Sequence[str],
+    references: Sequence[str] | None,
+    target_language: str | None,
+) -> str | None:
+    """Return the language to compare translations into; None for a model of one direction.
+
+    Raise, before any work, unless there is one reference per sentence and their language is known.
+    """
+    directions = parse_directions(bundle.config.data.directions)
+    targets = list(dict.fromkeys(each.target for each in directions))
+    choices = " or ".join(targets)
+    if target_language and target_language not in targets:
+        raise ConfigError(
+            [
+                "--tgt-lang must be a target language of a model of several directions; found "
+                f"{target_language!r:.40}; {f'choose {choices}' if targets else 'leave it out'}"
+            ]
+        )
     if references is not None:
         check_aligned(texts, references)
+        if not target_language and len(targets) > 1:
+            raise ConfigError(
+                [
+                    "references of a model of several target languages need --tgt-lang; found "
+                    f"none; choose {choices}"
+                ]
+            )
+    return target_language or bundle.default_target
 
 
 EXPORTERS: dict[str, Callable[..., ExportResult]] = {

@@ -5,6 +5,7 @@ A post-norm Transformer becomes a Marian model, a pre-norm one a Pegasus model.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
@@ -46,7 +48,10 @@ def save_hugging_face(
     shape = read_transformer_spec(model, PROGRAM)
     raise_problems(_unsupported_settings(shape, model, tokenizers))
     with quiet_transformers(), native_path(directory) as folder:
-        _build_model(shape, model, config, tokenizers).save_pretrained(folder)
+        try:
+            _build_model(shape, model, config, tokenizers).save_pretrained(folder)
+        except SafetensorError as error:  # of writing, such as a full disk
+            raise OSError(errno.EIO, str(error)) from error
         _save_tokenizer(tokenizers, config, Path(folder))
 
 

@@ -77,10 +77,13 @@ def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
 
 @contextlib.contextmanager
 def raising_export_errors(config: Config) -> Iterator[None]:
-    """Convert any error of torch or onnxruntime: neither has its own for unsupported models."""
+    """Convert any error of torch or onnxruntime: neither has its own for unsupported models.
+
+    One of the disk is none of the model.
+    """
     try:
         yield
-    except DragomanError:
+    except (DragomanError, OSError):
         raise
     except Exception as error:
         found = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -62,11 +62,16 @@ class Parity:
 
 
 def compare_engine(
-    bundle: Bundle, engine: Engine, texts: Sequence[str], references: Sequence[str] | None = None
+    bundle: Bundle,
+    engine: Engine,
+    texts: Sequence[str],
+    references: Sequence[str] | None = None,
+    target_language: str | None = None,
 ) -> Parity:
     """Compare greedy translations of two engines; with references also BLEU with the model's beam.
 
-    BLEU of an engine without beam search is that of greedy search.
+    BLEU of an engine without beam search is that of greedy search. The target language is that of
+    a model of several directions.
     """
     native = NativeEngine(lambda: bundle.model)
     ours, theirs = (
@@ -76,7 +81,7 @@ def compare_engine(
             bundle.config,
             engine=each,
             identifier=bundle.identifier,
-            target_language=bundle.default_target,
+            target_language=target_language,
         )
         for each in (native, engine)
     )
@@ -89,7 +94,12 @@ def compare_engine(
         options = {"beam": 1} if engine.unsupported_reason(BeamSearch(2)) else {}
         outputs = (ours.translate(texts, **options), theirs.translate(texts, **options))
     return measure_parity(
-        engine.name, pairs[0], pairs[1], outputs, references, bundle.config.data.tgt_lang
+        engine.name,
+        pairs[0],
+        pairs[1],
+        outputs,
+        references,
+        target_language or bundle.config.data.tgt_lang,
     )
 
 
@@ -99,6 +109,7 @@ def compare_texts(
     translate: TranslateFunction,
     texts: Sequence[str],
     references: Sequence[str] | None,
+    target_language: str | None = None,
 ) -> Parity:
     """Compare with a program that translates text: greedy outputs, and their BLEU."""
     texts = [text.strip() for text in texts if text.strip()] if references is None else list(texts)
@@ -107,13 +118,13 @@ def compare_texts(
         bundle.tokenizers,
         bundle.config,
         identifier=bundle.identifier,
-        target_language=bundle.default_target,
+        target_language=target_language,
     )
     ours = [
         (each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)
     ]  # the other program strips outputs
     decode = bundle.config.decode
-    language = bundle.default_target
+    language = target_language
     src = bundle.tokenizers.src.tagged(language) if language else bundle.tokenizers.src
     lengths = [len(ids) for ids in src.encode_batch([text.strip() for text in texts])]
     if language:  # Marian reads the code as one token
@@ -125,7 +136,9 @@ def compare_texts(
         )
     ]
     outputs = ([text for text, _ in ours], [text for text, _ in theirs])
-    return measure_parity(program, ours, theirs, outputs, references, bundle.config.data.tgt_lang)
+    return measure_parity(
+        program, ours, theirs, outputs, references, language or bundle.config.data.tgt_lang
+    )
 
 
 def measure_parity(

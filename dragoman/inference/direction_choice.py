@@ -60,6 +60,7 @@ class DirectionChooser:
                         f"{text!r:.40} in {language}, which the model translates into "
                         f"{' and '.join(targets)}; add "
                         f"{' or '.join(f'--to {each}' for each in targets)}"
+                        f"{'' if source else ', or --from if it is in another language'}"
                     ]
                 )
         return [chosen[language][0] for language in found]

@@ -89,16 +89,16 @@ class AugmentationRun:
     def open(self) -> int:
         """Check that nothing is lost, and return the number of lines that are done already."""
         digest = hashlib.sha256(canonical_json(dict(self.request))).hexdigest()
-        record = read_json(self.progress_path) if self.progress_path.exists() else None
+        record = self._read_progress()
         is_other = record is not None and record.get("request") != digest
-        if record and is_other and record["counts"] and not self.overwrite:
+        if record and is_other and record["counts"]:
             raise ConfigError(
                 [
                     "an unfinished augmentation must be continued by the same command; "
                     f"found {self.progress_path} of another; repeat that one, or --overwrite it"
                 ]
             )
-        if record is None or is_other or self.overwrite:
+        if record is None or is_other:
             for path in (self.output_src, self.output_tgt):
                 if path.exists() and not self.overwrite:
                     raise ConfigError(
@@ -115,6 +115,26 @@ class AugmentationRun:
         if not record["done"]:
             self._truncate()
         return self.lines_done
+
+    def _read_progress(self) -> dict[str, Any] | None:
+        """Return what `_record` wrote; None if there is none, or if it is to be overwritten."""
+        if self.overwrite or not self.progress_path.exists():
+            return None
+        try:
+            record = read_json(self.progress_path)
+            fields = [record[name] for name in ("request", "counts", "bytes", "done")]
+            found = "" if [*map(type, fields)] == [str, dict, list, bool] else "other values"
+        except CorruptError as error:
+            found = error.found
+        except KeyError as error:
+            found = f"no {error}"
+        if found:
+            raise CorruptError(
+                f"{self.progress_path} must be as it was written",
+                found=found,
+                fix="start again with --overwrite",
+            )
+        return record
 
     @property
     def lines_done(self) -> int:

@@ -140,6 +140,13 @@ class TranslationOptions:
                 "with mbr the candidates are samples or those of a beam; "
                 f"found samples={self.samples} with beam={self.beam}; keep one"
             )
+        candidates = self.beam or self.samples or DEFAULT_SAMPLES
+        sizes = (self.nbest, candidates)
+        if all(isinstance(size, numbers.Integral) for size in sizes) and self.nbest > candidates:
+            yield (
+                f"with mbr nbest must be 1 to the number of candidates, {candidates}; "
+                f"found {self.nbest}; raise {'beam' if self.beam else 'samples'} or lower nbest"
+            )
 
     @property
     def draws_samples(self) -> bool:

@@ -234,6 +234,15 @@ class Translator(TranslationExplainer):
         chosen = self._chooser.choose(texts, options.source_language, target)
         return chosen if self._chooser.has_tags else None
 
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of source texts, with the tags of their target languages."""
+        rows = self.tokenizers.src.encode_batch([text.strip() for text in texts])
+        directions = self._choose_directions(texts, TranslationOptions())
+        if directions is None:
+            return rows
+        tag_ids = self.tokenizers.src.tag_ids
+        return [[tag_ids[each.target], *row] for each, row in zip(directions, rows, strict=True)]
+
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, in order; the options are the fields of `TranslationOptions`."""
         chosen = parse_options({"return_scores": False, **options})

@@ -1,4 +1,4 @@
-"""Directory locks: flock, with a lease file on file systems that ignore it."""
+"""Locks of directories and outputs: flock, for directories a lease file where it is ignored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "lock"
+        self._rule = f"only one process may train in {directory}"
         self._descriptor = -1
         self._directory = -1
         self._lease: Lease | None = None
@@ -160,7 +162,7 @@ class DirectoryLock:
             return
         self._lock_directory()
         try:
-            descriptor = self._lock_file()
+            descriptor = _lock_file(self.path, self._rule)
             if not self._are_locks_honored():
                 os.close(descriptor)
                 logger.warning(
@@ -177,7 +179,7 @@ class DirectoryLock:
             raise
         self._descriptor = descriptor
         _held_locks.add(self)
-        self._write_holder()
+        _write_holder(self._descriptor, self.path)
 
     def check(self) -> None:
         """Create a deleted lock file again; raise LockedError if another process has taken it."""
@@ -186,10 +188,10 @@ class DirectoryLock:
         logger.warning(
             "%s was deleted or replaced under a running training, and is created again", self.path
         )
-        descriptor = self._lock_file()
+        descriptor = _lock_file(self.path, self._rule)
         os.close(self._descriptor)
         self._descriptor = descriptor
-        self._write_holder()
+        _write_holder(self._descriptor, self.path)
 
     def require_unlocked(self) -> None:
         """Raise LockedError if another process owns the directory; nothing is written."""
@@ -205,7 +207,7 @@ class DirectoryLock:
             return
         try:
             if not _try_flock(descriptor):
-                raise _locked_error(self.path, os.pread(descriptor, 1000, 0))
+                raise _locked_error(self._rule, os.pread(descriptor, 1000, 0))
         finally:
             os.close(descriptor)
 
@@ -234,33 +236,7 @@ class DirectoryLock:
             self._directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not _try_flock(self._directory):
             self._close_directory()
-            raise _locked_error(self.path, _read_holder(self.path))
-
-    def _lock_file(self) -> int:
-        """Lock the file that has the lock's name, not a deleted one; return its descriptor."""
-        while True:
-            with os_errors_converted(self.path):
-                descriptor = open_run_file(self.path, os.O_RDWR | os.O_CREAT)
-            if not _try_flock(descriptor):
-                holder = os.pread(descriptor, 1000, 0)
-                os.close(descriptor)
-                raise _locked_error(self.path, holder)
-            if _is_file_at(descriptor, self.path):
-                return descriptor
-            os.close(descriptor)
-
-    def _write_holder(self) -> None:
-        """Write the holder into the lock file, for people."""
-        text = json.dumps(
-            {
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            }
-        )
-        with os_errors_converted(self.path):
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text.encode() + b"\n", 0)
+            raise _locked_error(self._rule, _read_holder(self.path))
 
     def _close_directory(self) -> None:
         if self._directory >= 0:
@@ -274,6 +250,52 @@ class DirectoryLock:
             return not _try_flock(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_output(path: Path) -> Iterator[None]:
+    """Own an output file for a while, by `flock` on a file beside it, which is deleted at the end.
+
+    Raise LockedError with the owner if another process owns it.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    descriptor = _lock_file(lock, f"only one process may write {path}")
+    try:
+        _write_holder(descriptor, lock)
+        yield
+    finally:
+        # Deleted while it is locked: who has opened it meanwhile sees that it is not there.
+        with contextlib.suppress(OSError):
+            os.unlink(lock)
+        os.close(descriptor)
+
+
+def _lock_file(path: Path, rule: str) -> int:
+    """Lock the file that has this name, not a deleted one; return its descriptor."""
+    while True:
+        with os_errors_converted(path):
+            descriptor = open_run_file(path, os.O_RDWR | os.O_CREAT)
+        if not _try_flock(descriptor):
+            holder = os.pread(descriptor, 1000, 0)
+            os.close(descriptor)
+            raise _locked_error(rule, holder)
+        if _is_file_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _write_holder(descriptor: int, path: Path) -> None:
+    """Write the holder into the lock file, for people."""
+    text = json.dumps(
+        {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+    )
+    with os_errors_converted(path):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode() + b"\n", 0)
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:
@@ -307,11 +329,11 @@ def _try_flock(descriptor: int) -> bool:
     return True
 
 
-def _locked_error(path: Path, holder: bytes) -> LockedError:
+def _locked_error(rule: str, holder: bytes) -> LockedError:
     return LockedError(
-        f"only one process may train in {path.parent}",
+        rule,
         found=_describe_holder(holder),
-        fix="wait for it to end, stop it, or choose another directory",
+        fix="wait for it to end, stop it, or write elsewhere",
     )
 
 

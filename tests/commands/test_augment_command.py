@@ -62,7 +62,10 @@ def test_samples_are_drawn_with_the_given_seed_by_default_1(
     assert seeds == [synthetic_pairs.block_seed(seed, 0) for seed in (1, 1, 3)]
 
 
+@pytest.mark.parametrize(("more", "how"), [([], "again"), (["--overwrite"], "without --overwrite")])
 def test_an_interruption_reports_how_to_resume(
+    more: list[str],
+    how: str,
     bundle: Path,
     mono: Path,
     capsys: pytest.CaptureFixture[str],
@@ -79,9 +82,9 @@ def test_an_interruption_reports_how_to_resume(
 
     with monkeypatch.context() as patched:
         patched.setattr(Translator, "translate", lambda _, texts, **options: interrupted(texts))
-        assert augment(bundle, mono) == 75
+        assert augment(bundle, mono, *more) == 75
     err = capsys.readouterr().err
-    assert "stopped after 2 lines; run the same command again to resume" in err
+    assert f"stopped after 2 lines; run the same command {how} to resume" in err
     assert not mono.with_name("s").exists()
     assert augment(bundle, mono) == 0
     assert "continuing after 2 lines" in capsys.readouterr().err
@@ -125,3 +128,40 @@ def test_an_empty_input_is_an_error_and_writes_nothing(
     assert augment(bundle, mono) == 2
     assert "mono.txt must hold lines to translate; found no line at all" in capsys.readouterr().err
     assert [path.name for path in mono.parent.iterdir()] == ["mono.txt"]
+
+
+def test_outputs_of_a_running_command_are_left_alone(
+    bundle: Path,
+    mono: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = []
+
+    def start_another(_: Translator, texts: list[str], **__: object) -> list[str]:
+        if not codes:
+            codes.append(None)  # the second one must not come here
+            codes.append(augment(bundle, mono, "--overwrite"))
+            codes.append(augment(bundle, mono, "--output-src", str(mono.with_name("u"))))
+        return ["x"] * len(texts)
+
+    monkeypatch.setattr(Translator, "translate", start_another)
+    assert augment(bundle, mono) == 0
+    assert codes == [None, 73, 73]
+    err = capsys.readouterr().err.splitlines()
+    assert "only one process may write" in err[0]
+    assert err[-1].endswith("3 pairs of 4 lines; dropped 1 empty")
+    assert sorted(path.name for path in mono.parent.iterdir()) == ["mono.txt", "s", "t"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"request": "a", "counts": {"pairs": 1}}'])
+def test_damaged_progress_is_an_error_unless_it_is_overwritten(
+    content: str, bundle: Path, mono: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mono.with_name("s.progress.json").write_text(content)
+    assert augment(bundle, mono) == 65
+    err = capsys.readouterr().err
+    assert "s.progress.json must be as it was written" in err
+    assert "start again with --overwrite" in err
+    assert len(err.splitlines()) == 1
+    assert augment(bundle, mono, "--overwrite") == 0

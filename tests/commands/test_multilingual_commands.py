@@ -12,6 +12,7 @@ import pytest
 
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
+from dragoman.explain.calibration_statistics import measure_pairs
 from dragoman.inference import Translator
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 
@@ -305,6 +306,7 @@ def test_held_out_pairs_are_trained_on_in_no_direction(corpus: Path, tmp_path: P
         (["--both-directions"], "--both-directions goes with --pair; found it alone"),
         (["--valid-pair", "aa-bb", "x", "y"], "--valid-pair goes with --pair; found it alone"),
         (["--pair", "aabb", "x", "y"], "joined by a hyphen, such as de-en; found 'aabb'"),
+        (["--pair", "aa-aa", "x", "y"], "two different languages"),
         (["--pair", "aa-bb", "x", "y", "--src", "z"], "found --src too; pass every file by --pair"),
         (["--pair", "aa-bb", "x"], "--pair"),
     ],
@@ -338,6 +340,82 @@ def test_exports_read_the_tag(
     assert parity["equal"] == parity["sentences"]
     readme = (tmp_path / kind / "README.md").read_text()
     assert (">>bb<<" if kind == "huggingface" else "<2bb>") in readme
+
+
+def test_export_measures_bleu_in_the_language_of_the_references(
+    corpus: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It measured them against translations into the first direction's target language."""
+    files = ["--src", str(corpus / "dev.aa"), "--ref", str(corpus / "dev.cc")]
+    export = ["export", str(model), "--to", "dragoman", "--out", str(tmp_path / "out"), *files]
+    code, _, err = output(capsys, *export)
+    assert code == 2
+    assert "need --tgt-lang; found none; choose bb or aa or cc" in err
+    code, _, err = output(capsys, *export, "--tgt-lang", "dd")
+    assert code == 2
+    assert "found 'dd'; choose bb or aa or cc" in err
+    assert not (tmp_path / "out").exists()
+    code, out, _ = output(capsys, *export, "--tgt-lang", "cc", "--json")
+    assert code == 0
+    _, evaluated, _ = output(capsys, "evaluate", str(model), *files, "--to", "cc", "--json")
+    bleu = json.loads(evaluated)["scores"]["BLEU"]["score"]
+    assert json.loads(out)["parity"]["bleu_native"] == pytest.approx(bleu)
+
+
+def test_compare_chooses_the_direction_of_its_models(
+    corpus: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--src", str(corpus / "dev.aa"), "--ref", str(corpus / "dev.cc")]
+    reversed_ = tmp_path / "reversed.cc"
+    lines = (corpus / "dev.cc").read_text().splitlines()
+    reversed_.write_text("".join(f"{line}\n" for line in reversed(lines)))
+    compare = ["compare", *files, str(model), str(reversed_), "--json"]
+    code, _, err = output(capsys, *compare)
+    assert code == 2
+    assert "add --to bb or --to cc" in err
+    code, out, _ = output(capsys, *compare, "--to", "cc")
+    assert code == 0
+    _, evaluated, _ = output(capsys, "evaluate", str(model), *files, "--to", "cc", "--json")
+    bleu = json.loads(evaluated)["scores"]["BLEU"]["score"]
+    assert json.loads(out)["results"][0]["value"] == pytest.approx(bleu)
+    code, _, err = output(capsys, *compare, "--to", "cc", "--from", "bb")
+    assert code == 2
+    assert "found --from 'bb' and --to 'cc'" in err
+    code, _, err = output(
+        capsys, "compare", *files, str(reversed_), str(corpus / "dev.bb"), "--to", "cc"
+    )
+    assert code == 2
+    assert "found --to cc and no model" in err
+
+
+def test_plots_read_the_tag(
+    corpus: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The calibration was that of sources without the tag of their target language."""
+    pytest.importorskip("matplotlib")
+    translator = Translator.load(model, device="cpu", target_language="cc")
+    sources, references = (
+        (corpus / f"dev.{each}").read_text().splitlines() for each in ("aa", "cc")
+    )
+    tag = translator.tokenizers.src.tag_ids["cc"]
+    assert [row[0] for row in translator.encode_sources(sources)] == [tag] * len(sources)
+    scores = translator.score(sources, references)
+    pairs = zip(
+        translator.encode_sources(sources),
+        translator.tokenizers.tgt.encode_batch(references),
+        strict=True,
+    )
+    measured = measure_pairs(translator.model, list(pairs))
+    log_prob = sum(each.log_prob for each in scores)
+    assert np.log(measured.reference).sum() == pytest.approx(log_prob, abs=1e-3)
+    files = ["--test", str(corpus / "dev.aa"), "--ref", str(corpus / "dev.cc")]
+    plot = ["plot", str(model), "--what", "calibration", "--out", str(tmp_path / "a.svg"), *files]
+    code, _, err = output(capsys, *plot)
+    assert code == 2
+    assert "add --to bb or --to cc" in err
+    assert output(capsys, *plot, "--to", "cc")[0] == 0
+    accuracy = f"accuracy {100 * measured.right.mean():.1f} %"
+    assert accuracy in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
 def test_the_page_has_a_target_language(

@@ -10,10 +10,11 @@ import pytest
 import torch
 from exchange_kit import BASE, LINES, begins_alike, run_readme, tokenizers_of
 from model_kit import perturb_weights
+from safetensors import SafetensorError
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
-from dragoman.errors import BundleError, ConfigError, CorruptError
+from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_hugging_face
 from dragoman.exchange.marian_import import import_marian
@@ -174,4 +175,18 @@ def test_export_with_other_outputs_is_discarded(
     monkeypatch.setattr(export, "compare_texts", lambda *_: wrong)
     with pytest.raises(CorruptError, match="found 1 of 5 equal"):
         export_hugging_face(bundle, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that became full was a traceback, for safetensors has an error of its own."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", fail)
+    with pytest.raises(DiskError, match="No space left on device"):
+        export_hugging_face(made(tmp_path / "m"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -4,7 +4,9 @@ loop among them.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from dragoman.exchange.onnx_graphs import (
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
+from dragoman.storage import disk_checks
+from dragoman.storage.disk_checks import DiskFullError
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -268,3 +272,21 @@ def test_existing_path_is_rejected(tmp_path: Path) -> None:
     bundle = made(tmp_path / "m")
     with pytest.raises(BundleError, match="a directory with files at"):
         export_onnx(bundle, bundle)
+
+
+def test_a_full_disk_is_not_an_error_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = made(tmp_path / "m")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.onnx, "export", fail)
+        with pytest.raises(DiskFullError, match="No space left on device"):
+            export_onnx(bundle, tmp_path / "out")
+    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 1000)
+    with pytest.raises(DiskFullError, match=r"an export must fit .* found 1\.0 kB free"):
+        export_onnx(bundle, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

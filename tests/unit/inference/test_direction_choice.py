@@ -75,6 +75,12 @@ def test_what_the_model_cannot_do_is_an_error(named: dict[str, str], message: st
     with pytest.raises(ConfigError) as caught:
         chooser(*FOUR).choose(["This is a house."], **named)
     assert message in str(caught.value)
+    assert "another language" not in str(caught.value)
+
+
+def test_a_language_that_may_be_mistaken_can_be_named() -> None:
+    with pytest.raises(ConfigError, match="--to fr, or --from if it is in another language"):
+        chooser(*FOUR).choose(["This is a house."])
 
 
 def test_without_an_identifier_the_source_must_be_named() -> None:

@@ -204,6 +204,10 @@ def test_what_is_searched_again_has_utilities_of_its_own() -> None:
         ({"mbr": "chrf", "sample": True}, "sample and mbr exclude each other"),
         ({"mbr": "chrf", "beam": 4, "samples": 8}, "found samples=8 with beam=4"),
         ({"mbr": "chrf", "samples": 1}, "samples must be at least 2; found 1"),
+        ({"mbr": "chrf", "nbest": 65}, "number of candidates, 64; found 65; raise samples"),
+        ({"mbr": "chrf", "samples": 4, "nbest": 5}, "number of candidates, 4; found 5"),
+        ({"mbr": "chrf", "beam": 2, "nbest": 3}, "number of candidates, 2; found 3; raise beam"),
+        ({"mbr": "chrf", "nbest": "x"}, "nbest must be an integer; found 'x'"),
         ({"mbr": "chrf", "epsilon": "x"}, "epsilon must be a number; found 'x'"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 from dragoman.errors import BundleError, LockedError
 from dragoman.storage import lock as locks
-from dragoman.storage.lock import DirectoryLock, Lease
+from dragoman.storage.lock import DirectoryLock, Lease, lock_output
 
 HOLD = """
 import pathlib, sys, time
@@ -236,3 +236,35 @@ def test_a_lock_names_its_holder_in_place_of_a_longer_text(tmp_path):
     assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     lock.require_unlocked()  # by another process
     lock.release()
+
+
+def test_output_has_one_owner_and_its_lock_file_is_deleted(tmp_path):
+    output = tmp_path / "out.txt"
+    with lock_output(output):
+        with (
+            pytest.raises(LockedError, match=rf"write .*out\.txt; found process {os.getpid()} on"),
+            lock_output(output),
+        ):
+            pass
+        with lock_output(tmp_path / "other.txt"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with lock_output(output):
+        pass
+
+
+def test_output_lock_that_was_deleted_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    """The owner before deletes its file after we opened it and before we lock it."""
+    output, path = tmp_path / "out.txt", tmp_path / "out.txt.lock"
+    found, flock = list[bool](), locks._try_flock
+
+    def delete_once(descriptor):
+        if not found:
+            path.unlink()
+        found.append(path.exists())
+        return flock(descriptor)
+
+    monkeypatch.setattr(locks, "_try_flock", delete_once)
+    with lock_output(output):
+        assert found == [False, True]
+        assert path.exists()
