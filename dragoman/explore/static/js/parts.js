@@ -2,6 +2,7 @@
 import { element } from './dom.js';
 import { formatProbability, translate } from './i18n.js';
 import { fill } from './text.js';
+import { onTheme } from './theme.js';
 
 // make('p.quiet', 'Text'), make('button.plain', { onclick: f }, 'Text'): a tag with classes, attributes if the next
 // argument is a plain object, then children; null, undefined and false are left out.
@@ -49,4 +50,19 @@ export function panelOf(view) {
 export function scrollToPanel(view) {
   const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;
   panelOf(view).scrollIntoView({ block: 'start', behavior: calm ? 'instant' : 'smooth' });
+}
+
+// A canvas in a box: draw(canvas, width) runs on paint(), with every new width of the box and every theme.
+export function makeChart(kind, draw) {
+  const canvas = make(`canvas.${kind}`, { 'aria-hidden': true });
+  const box = make('div.chart-box', canvas);
+  let width = 0;
+  const paint = () => width && draw(canvas, width);
+  new ResizeObserver(() => {
+    if (Math.abs(box.clientWidth - width) < 1) return;
+    width = box.clientWidth;
+    paint();
+  }).observe(box);
+  onTheme(paint);
+  return { box, paint };
 }
