@@ -7,6 +7,8 @@ import { headName } from './state.js';
 import { dataTable, matrixTable, tableToggle } from './table.js';
 
 addTexts('positions', {
+  title: '词序',
+  purpose: '模型怎样知道词的先后，它的头能看多远。',
   'kind.sinusoidal': ['Sines and cosines of the position are added to the embeddings.', '位置的正弦和余弦加到词嵌入上。'],
   'kind.learned': ['A learned vector for every position is added to the embeddings.', '每个位置有一个学得的向量，加到词嵌入上。'],
   'kind.relative': ['A bias for the distance between two tokens is added to the attention scores.', '两个词元之间的距离对应一个偏置，加到注意力分数上。'],

@@ -9,12 +9,13 @@ import { dataTable, plainText, scrollRegion, setBar, valueBar } from './table.js
 import { quoted, tokenLabel } from './text.js';
 
 addTexts('token', {
+  title: '单个词元',
+  purpose: '模型在哪一层确定选中的词元，又依赖哪些原文词。',
   lead: ['{token} is token {number} of {all}; its probability was {p}.', '{token} 是第 {number} 个词元，共 {all} 个；概率是 {p}。'],
   lens: ['Rank of the token after each layer', '每层之后该词元的名次'],
   lensCaption: ['Rank after each decoder layer and the five most probable tokens there', '每个解码器层之后的名次，以及概率最高的五个词元'],
   lensNote: ['Logit lens: the final norm and the output matrix, applied to each layer’s state. Early layers were not trained for this: read their words as hints.', 'Logit lens：把最后的归一化和输出矩阵用于每层的状态。前面的层并未为此训练，只可当作提示。'],
   layer: ['Layer', '层'],
-  rank: ['Rank', '名次'],
   top: ['Most probable tokens', '概率最高的词元'],
   sources: ['What {token} relies on', '{token} 依赖什么'],
   sourcesCaption: ['Source tokens: attribution beside attention', '原文词元：归因与注意力对照'],
@@ -24,7 +25,7 @@ addTexts('token', {
   method: ['Attribution method', '归因方法'],
   methodReady: ['Attribution by {method} is shown.', '已显示{method}的归因。'],
   gap: ['The method’s sums miss the model’s change by {gap} %.', '该方法之和与模型的变化相差 {gap} %。'],
-  signs: ['+ made the word more probable, − less.', '+ 使这个词更可能，− 更不可能。'],
+  signs: ['Tokens with + made the word more probable, with − less.', '带 + 的词元使这个词更可能，带 − 的更不可能。'],
   agree: ['Attention and attribution ', '注意力与归因'],
   'agree.same': ['both point to {source}; the ranks of all tokens correlate by {value}.', '都指向 {source}；所有词元排序的相关系数为 {value}。'],
   'agree.strong': ['agree strongly, {value}: here attention is a fair guide.', '高度一致，{value}：此处注意力可以参考。'],
@@ -104,7 +105,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
       make('span.guess', plainText(tokenLabel({ text }), ex.target.lang), ' ', make('span.quiet', formatProbability(p)));
     lensTable.replaceChildren(tableRegion(translate('token.lensCaption'), {
       className: 'lens-table',
-      columns: [{ title: translate('token.layer') }, { title: translate('token.rank'), number: true }, { title: translate('token.top') }],
+      columns: [{ title: translate('token.layer') }, { title: translate('strip.rank'), number: true }, { title: translate('token.top') }],
       rows: ranks.map(([layer, rank], i) =>
         [layer, rank.toLocaleString('en'), make('span.guesses', ex.lens.top[i][t].slice(0, 5).map(guess))]),
     }));
