@@ -1,6 +1,5 @@
 // The request: text, beam, length penalty, forced beginning, reference. In a file it is read only.
 import { addTexts, formatNumber, translate } from './i18n.js';
-import { decodeExplanation } from './data.js';
 import { copyAddress, make, termList } from './parts.js';
 import { explainCommand } from './strip.js';
 import { formatFragment, fragmentText } from './url.js';
@@ -132,7 +131,7 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
     setBusy(true);
     announce(translate('page.loading'));
     try {
-      const ex = decodeExplanation(await api.explain(request));
+      const ex = await api.explain(request);
       store.set({ step: null, src: null, node: null, zoom: null });
       replace(ex);
       announce(translate('ask.done', { text: ex.target.text }));

@@ -1,7 +1,6 @@
 // The beam search as a tree: columns are steps, kept hypotheses solid, dropped ones hollow, the winner heavy.
 // Lines and dots are drawn on a canvas of the window's size; names of nodes in view are real tree items over it.
 import { addTexts, formatNumber, formatScore, translate } from './i18n.js';
-import { decodeExplanation } from './data.js';
 import { setAttributes } from './dom.js';
 import { paintLater } from './draw.js';
 import { formatLogprob, hasModifier, make, sentence } from './parts.js';
@@ -577,7 +576,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     try {
       const next = await api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids });
       store.set({ node: null });
-      replace(decodeExplanation(next));
+      replace(next);
       visit('strip');
     } catch (error) {
       fail(error);

@@ -38,7 +38,7 @@ export async function readIsland(island) {
     entry.bytes = bytes.slice(at, at + size);
     at += size;
   }
-  return json;
+  return decodeExplanation(json);
 }
 
 // {data, shape, pool}: `data` has floats where the numbers were scaled, else their own type.

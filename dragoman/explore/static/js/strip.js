@@ -1,6 +1,5 @@
 // The translation as running text: probabilities, where each token was read from, alternatives, steps of decoding.
 import { addTexts, currentLanguage, formatNumber, formatScore, translate } from './i18n.js';
-import { decodeExplanation } from './data.js';
 import { setAttributes } from './dom.js';
 import { rovingFocus } from './keys.js';
 import { formatLogprob, make, sentence, termList } from './parts.js';
@@ -346,7 +345,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       detail.ariaBusy = true;
       announce(translate('page.loading'));
       try {
-        comparison = { before, after: decodeExplanation(await api.branch(t, id)) };
+        comparison = { before, after: await api.branch(t, id) };
       } catch (error) {
         fail(error);
         return;

@@ -108,14 +108,12 @@ export function tourSteps(ex, effects = {}, served = false) {
   const token = (t) => quoted(tokenLabel(target.tokens[t]), target.lang);
   const sourceToken = (s) => quoted(tokenLabel(source.tokens[s]), source.lang);
   const strong = (name) => make('strong', name);
-  const skip = (view, why = '', patch = {}) => ({ view, patch, parts: sentence('tour.skip', { why }) });
-  const show = (view, patch, key, parts) => ({ view, patch, parts: sentence(key, parts) });
+  const show = (view, patch, key, parts, ...more) => ({ view, patch, parts: [...sentence(`tour.${key}`, parts), ' ', ...more] });
+  const skip = (view, why = '', patch = {}) => show(view, patch, 'skip', { why });
   const content = [...steps.keys()].filter((t) => !target.tokens[t]?.special);
   const unsure = tourBest(content, (t) => -steps[t].logprob) ?? 0;
   const align = tourAlignHead(ex);
   const sink = tourLabelled(ex, 'sink') ?? tourLabelled(ex, 'end') ?? tourParkedHead(ex);
-  const why = missing.heads ?? translate('tour.why.heads');
-  const whySink = missing.heads ?? translate('tour.why.sink');
   const select = (name) => {
     const [site, head] = parseHead(name);
     return { site, head, zoom: null };
@@ -123,18 +121,18 @@ export function tourSteps(ex, effects = {}, served = false) {
 
   function tokens() {
     const split = tourSplitWord(source) ?? tourSplitWord(target);
-    const step = show('strip', { step: content[0] ?? 0 }, 'tour.1.text', { source: source.tokens.length, target: target.tokens.length });
-    if (split) {
-      const parts = make('span', split.flatMap((text, i) => [i ? ' + ' : '', quoted(text.trim())]));
-      step.parts.push(' ', ...sentence('tour.1.split', { word: quoted(split.join('').trim()), count: split.length, parts }));
-    }
-    return step;
+    return show('strip', { step: content[0] ?? 0 }, '1.text', { source: source.tokens.length, target: target.tokens.length },
+      ...split ? sentence('tour.1.split', {
+        word: quoted(split.join('').trim()),
+        count: split.length,
+        parts: make('span', split.flatMap((text, i) => [i ? ' + ' : '', quoted(text.trim())])),
+      }) : []);
   }
 
   function probability() {
     const step = steps[unsure];
     const other = step?.top.find(([id]) => id !== step.id);
-    return !other ? skip('strip', missing.strip) : show('strip', { step: unsure }, 'tour.2.text', {
+    return !other ? skip('strip', missing.strip) : show('strip', { step: unsure }, '2.text', {
       token: token(unsure),
       p: formatLogprob(step.logprob),
       other: quoted(tokenLabel({ text: other[1] }), target.lang),
@@ -146,8 +144,8 @@ export function tourSteps(ex, effects = {}, served = false) {
     const { width } = ex.beam ?? {};
     if (!width) return skip('beam', missing.beam);
     const [best, other] = buildBeam(ex).finished();
-    if (!other) return show('beam', {}, width === 1 ? 'tour.3.one' : 'tour.3.alone', { width });
-    return show('beam', { node: other.leaf }, 'tour.3.text', { width, other: quoted(other.text, target.lang), ...beamScores(best, other) });
+    if (!other) return show('beam', {}, width === 1 ? '3.one' : '3.alone', { width });
+    return show('beam', { node: other.leaf }, '3.text', { width, other: quoted(other.text, target.lang), ...beamScores(best, other) });
   }
 
   const readings = align ? content.flatMap((t) => {
@@ -159,23 +157,23 @@ export function tourSteps(ex, effects = {}, served = false) {
   const alignPatch = reading ? { ...select(align), step: reading.t, src: reading.s } : {};
   const rest = sink && tourSink(ex, sink);
 
-  function switchOff(number, head, patch, whyNot) {
-    if (!head) return skip('head', whyNot);
+  function switchOff(number, head, patch, why) {
+    if (!head) return skip('head', missing.heads ?? translate(why));
     const off = { ...patch, off: [head] };
     const exact = effects[head] ?? ex.ablations[head]?.sum_change ?? ex.headSummary(head)?.effect.exact;
     const value = exact ?? ex.headEffect(head);
-    if ((value ?? null) === null) {
-      return served ? { ...show('head', off, 'tour.measuring', { head: strong(head) }), head }
+    if (!Number.isFinite(value)) {
+      return served ? { ...show('head', off, 'measuring', { head: strong(head) }), head }
         : skip('head', translate('tour.why.effect'), patch);
     }
     const change = formatChange(value);
     const size = Math.abs(value) < 0.1 ? 'none' : Math.abs(value) < 1 ? 'some' : 'much';
-    const step = show('head', off, 'tour.effect', {
+    const moral = number === 6 && size === 'none' ? '6.weak' : `${number}.strong`;
+    const step = show('head', off, 'effect', {
       head: strong(head),
-      effect: (exact ?? null) === null ? translate('tour.estimate', { effect: change }) : change,
+      effect: Number.isFinite(exact) ? change : translate('tour.estimate', { effect: change }),
       size: translate(`tour.size.${size}`),
-    });
-    step.parts.push(' ', translate(`tour.${number}.${number === 6 && size === 'none' ? 'weak' : 'strong'}`));
+    }, translate(`tour.${moral}`));
     return { ...step, head };
   }
 
@@ -189,28 +187,25 @@ export function tourSteps(ex, effects = {}, served = false) {
       const attended = mean ? mean.indexOf(Math.max(...mean)) : relied;
       return attended === relied ? [] : [{ t, attended, relied, gap: mean[attended] - mean[relied] }];
     });
-    const worst = tourBest(gaps, ({ gap }) => gap);
-    const step = !worst ? show('token', {}, 'tour.8.agree', {}) : show('token', { step: worst.t, src: worst.attended }, 'tour.8.text', {
-      token: token(worst.t),
-      attended: sourceToken(worst.attended),
-      relied: sourceToken(worst.relied),
-    });
-    step.parts.push(' ', translate('tour.8.moral'));
-    return step;
+    const { t, attended, relied } = tourBest(gaps, ({ gap }) => gap) ?? {};
+    const moral = translate('tour.8.moral');
+    return t === undefined ? show('token', {}, '8.agree', {}, moral) : show('token', { step: t, src: attended }, '8.text', {
+      token: token(t), attended: sourceToken(attended), relied: sourceToken(relied),
+    }, moral);
   }
 
   return [
     tokens(),
     probability(),
     search(),
-    !reading ? skip('head', why) : show('head', alignPatch, 'tour.4.text', {
+    !reading ? skip('head', missing.heads ?? translate('tour.why.heads')) : show('head', alignPatch, '4.text', {
       token: token(reading.t), head: strong(align), source: sourceToken(reading.s), weight: formatPart(reading.weight),
     }),
-    !rest ? skip('head', whySink) : show('head', select(sink), 'tour.5.text', {
+    !rest ? skip('head', missing.heads ?? translate('tour.why.sink')) : show('head', select(sink), '5.text', {
       head: strong(sink), part: formatPart(rest.part), key: quoted(rest.label),
     }),
-    switchOff(6, sink, sink && select(sink), whySink),
-    switchOff(7, align, alignPatch, why),
+    switchOff(6, sink, sink && select(sink), 'tour.why.sink'),
+    switchOff(7, align, alignPatch, 'tour.why.heads'),
     misleads(),
   ];
 }
