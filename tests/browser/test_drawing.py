@@ -256,7 +256,13 @@ def test_other_parts_can_be_switched_off(context):
     explanation = make_explanation(layers=1, heads=1)
     explanation["model"]["off_switches"] = ["memory"]
     effect = [-0.1] * len(explanation["target"]["tokens"])
-    answer = {"off": ["memory"], "effect": effect, "sum_change": sum(effect), "text": ""}
+    answer = {
+        "effect": effect,
+        "sum_change": sum(effect),
+        "text": explanation["target"]["text"],
+        "target": explanation["target"],
+        "score": explanation["score"],
+    }
     page, server, problems = open_page(
         context, explanation, "h=x0.0", {"off": lambda body: {**answer, "off": body["heads"]}}
     )
