@@ -47,23 +47,22 @@ function palette() {
   if (drawColours) return drawColours;
   const probe = make('span.colour-probe');
   document.body.append(probe);
-  const resolve = (...names) => names.map((name) => {
+  const resolve = (name) => {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
-  });
-  const heat = resolve('heat-0', 'heat-1', 'heat-2', 'heat-3');
-  const [ink, soft, line, accent, surface] = resolve('draw-ink', 'draw-soft', 'draw-line', 'draw-accent', 'draw-surface');
+  };
+  const heat = [0, 1, 2, 3].map((i) => resolve(`heat-${i}`));
   drawColours = {
     heat: drawRamp(heat, 256),
-    signed: drawRamp([...resolve('minus-3', 'minus-2', 'minus-1'), ...heat], 255),
-    ink, soft, line, accent, surface,
+    signed: drawRamp([...[3, 2, 1].map((i) => resolve(`minus-${i}`)), ...heat], 255),
     font: getComputedStyle(probe).fontFamily,
   };
+  for (const name of ['ink', 'soft', 'line', 'accent', 'surface']) drawColours[name] = resolve(`draw-${name}`);
   probe.remove();
   return drawColours;
 }
 
-// Image of rows x cols values from `start`; blocks larger than `most` cells a side show their maximum.
+// Image of rows x cols values from `start`, at most `most` pixels a side: then each shows the maximum of a block.
 export function cellImage(data, start, rows, cols, { scale = 1, signed = false, most = Infinity } = {}) {
   const table = palette()[signed ? 'signed' : 'heat'];
   const [height, width] = [rows, cols].map((count) => clamp(count, 1, most));
@@ -126,22 +125,17 @@ export function matrixLayout(canvas, rowLabels, colLabels, width) {
   };
 }
 
-function drawClipped(context, text, x, y, most) {
-  let shown = text;
-  if (context.measureText(shown).width > most + 1) {
-    const clusters = Array.from(new Intl.Segmenter().segment(text), (each) => each.segment);
-    do {
-      shown = `${clusters.join('')}…`;
-      clusters.pop();
-    } while (clusters.length && context.measureText(shown).width > most);
-  }
-  context.fillText(shown, x, y);
+function drawShortened(context, text, most) {
+  if (context.measureText(text).width <= most + 1) return text;
+  const clusters = Array.from(new Intl.Segmenter().segment(text), (each) => each.segment);
+  const shown = () => `${clusters.join('')}…`;
+  while (clusters.length > 1 && context.measureText(shown()).width > most) clusters.pop();
+  return shown();
 }
 
-// Draw the visible part of a matrix with its labels. `view`: layout (of matrixLayout), image (a canvas with one
-// pixel a cell), rowLabels, colLabels, width, height, scrollX, scrollY, row, col (cursor or -1), and where there are
-// some colEdges (borders between segments, in cells), pooled (whether a cell is a group and gets a border),
-// path (a column to mark in each row).
+// Draw the visible part of a matrix with its labels. `view`: layout (of matrixLayout), image (a canvas with one pixel
+// a cell), rowLabels, colLabels, width, height, scrollX, scrollY, row, col (cursor or -1); there may be colEdges
+// (columns where segments begin), pooled (whether cells are groups and get a border), path (a column for each row).
 export function drawMatrix(canvas, view) {
   const { layout: { left, top, cell, slanted }, width, height, rowLabels, colLabels, row, col, pooled } = view;
   const { ink, soft, line, accent, surface } = palette();
@@ -183,27 +177,21 @@ export function drawMatrix(canvas, view) {
   });
   // Every n-th label, and always the chosen one, which replaces those that it would overlap.
   const every = Math.max(1, Math.ceil(14 / cell));
-  const drawLabels = (labels, chosen, put) => {
-    context.fillStyle = ink;
-    for (let i = 0; i < labels.length; i += every) {
-      if (chosen < 0 || Math.abs(i - chosen) >= every) put(labels[i], i);
-    }
-    context.fillStyle = accent;
-    drawFont(context, 700);
-    if (chosen >= 0) put(labels[chosen], chosen);
+  const drawLabels = (labels, chosen, most, angle, place) => {
+    const put = (i) => {
+      context.save();
+      context.translate(...place((i + 0.5) * cell));
+      context.rotate(angle);
+      context.fillText(drawShortened(context, labels[i], most), 0, 0);
+      context.restore();
+    };
+    Object.assign(context, { fillStyle: ink, textBaseline: 'middle', textAlign: angle ? 'left' : 'right' });
+    for (let i = 0; i < labels.length; i += every) if (chosen < 0 || Math.abs(i - chosen) >= every) put(i);
+    drawFont(context, 700).fillStyle = accent;
+    if (chosen >= 0) put(chosen);
   };
-  context.textBaseline = 'middle';
-  within(0, top - 2, () => {
-    context.textAlign = 'right';
-    drawLabels(rowLabels, row, (label, r) => drawClipped(context, label, left - 7, y0 + (r + 0.5) * cell, left - 9));
-  });
-  within(left - 2, 0, () => drawLabels(colLabels, col, (label, c) => {
-    context.save();
-    context.translate(x0 + (c + 0.5) * cell + 1, top - 6);
-    context.rotate(DRAW_ANGLE);
-    drawClipped(context, label, 0, 0, slanted);
-    context.restore();
-  }));
+  within(0, top - 2, () => drawLabels(rowLabels, row, left - 9, 0, (at) => [left - 7, y0 + at]));
+  within(left - 2, 0, () => drawLabels(colLabels, col, slanted, DRAW_ANGLE, (at) => [x0 + at + 1, top - 6]));
 }
 
 // A line chart. `chart`: series [{points: [[x, y]], accent, dots}], x and y ranges, xTicks and yTicks
@@ -217,8 +205,7 @@ export function drawChart(canvas, { width, height, series, x, y, xTicks, yTicks,
   const part = (value, [low, high]) => (high === low ? 0.5 : (value - low) / (high - low));
   const px = (value) => left + (right - left) * part(value, x);
   const py = (value) => 10 + (height - 36) * (1 - part(scale(value), y.map(scale)));
-  context.fillStyle = ink;
-  Object.assign(context, { textBaseline: 'middle', textAlign: 'right' });
+  Object.assign(context, { fillStyle: ink, textBaseline: 'middle', textAlign: 'right' });
   const stroke = (points, color, lineWidth) => {
     Object.assign(context, { strokeStyle: color, lineWidth, lineJoin: 'round' });
     context.beginPath();

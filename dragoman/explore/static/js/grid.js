@@ -3,7 +3,7 @@ import { setAttributes } from './dom.js';
 import { cellImage, paintImage } from './draw.js';
 import { addTexts, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { rovingFocus } from './keys.js';
-import { clamp, fillGroup, hasModifier, make } from './parts.js';
+import { clamp, fillGroup, hasModifier, make, makeField } from './parts.js';
 import { headName, parseHead } from './state.js';
 import { dataTable, tableToggle } from './table.js';
 import { onTheme } from './theme.js';
@@ -45,31 +45,20 @@ addTexts('heads', {
   'column.distance': ['Mean distance', '平均距离'],
   'column.effect': ['Effect when off', '关闭后的影响'],
 });
+// Labels as "name: meaning".
 addTexts('label', {
-  offset: ['offset', '偏移'],
-  'offset.means': ['in most rows the largest weight is this many tokens before or after the query', '多数行中最强的格子在这么多词元之前或之后'],
-  sink: ['sink', '汇聚'],
-  'sink.means': ['half of the weight or more is on special tokens or the first token', '至少一半权重在特殊词元或第一个词元上'],
-  end: ['end', '句末'],
-  'end.means': ['half of the weight or more is on the last token', '至少一半权重在最后一个词元上'],
-  same_token: ['same token', '相同词元'],
-  'same_token.means': ['reads other occurrences of the token', '读取同一词元的其他位置'],
-  same_word: ['same word', '同一个词'],
-  'same_word.means': ['reads the other subwords of the word', '读取同一个词的其他子词'],
-  punctuation: ['punctuation', '标点'],
-  'punctuation.means': ['most of the weight is on punctuation', '大部分权重在标点上'],
-  rare: ['rare', '罕见词'],
-  'rare.means': ['most of the weight is on rare tokens', '大部分权重在罕见词元上'],
-  align: ['align', '对齐'],
-  'align.means': ['in most rows its strongest source token is the attribution’s', '多数行中最强的原文词元与归因一致'],
-  monotonic: ['monotonic', '单调'],
-  'monotonic.means': ['reads the source in the order of the target', '按译文的顺序读原文'],
-  broad: ['broad', '分散'],
-  'broad.means': ['spreads its weight over nearly everything', '权重几乎分散到所有词元'],
-  focused: ['focused', '集中'],
-  'focused.means': ['puts its weight on very few tokens', '权重集中在很少的词元上'],
-  dead: ['dead', '失效'],
-  'dead.means': ['adds less than 1 % of what its layer’s heads add', '所加的不到本层各头总和的 1 %'],
+  offset: ['offset: in most rows the largest weight is this many tokens before or after the query', '偏移：多数行中最强的格子在这么多词元之前或之后'],
+  sink: ['sink: half of the weight or more is on special tokens or the first token', '汇聚：至少一半权重在特殊词元或第一个词元上'],
+  end: ['end: half of the weight or more is on the last token', '句末：至少一半权重在最后一个词元上'],
+  same_token: ['same token: reads other occurrences of the token', '相同词元：读取同一词元的其他位置'],
+  same_word: ['same word: reads the other subwords of the word', '同一个词：读取同一个词的其他子词'],
+  punctuation: ['punctuation: most of the weight is on punctuation', '标点：大部分权重在标点上'],
+  rare: ['rare: most of the weight is on rare tokens', '罕见词：大部分权重在罕见词元上'],
+  align: ['align: in most rows its strongest source token is the attribution’s', '对齐：多数行中最强的原文词元与归因一致'],
+  monotonic: ['monotonic: reads the source in the order of the target', '单调：按译文的顺序读原文'],
+  broad: ['broad: spreads its weight over nearly everything', '分散：权重几乎分散到所有词元'],
+  focused: ['focused: puts its weight on very few tokens', '集中：权重集中在很少的词元上'],
+  dead: ['dead: adds less than 1 % of what its layer’s heads add', '失效：所加的不到本层各头总和的 1 %'],
 });
 
 const GRID_SIDE = 64;
@@ -119,8 +108,8 @@ export function effectText(effect) {
 function gridLabel(label) {
   const [, kind, number = ''] = /^(.*?)( [-+]?\d+)?$/.exec(label);
   const key = `label.${kind.replace(' ', '_')}`;
-  if (!hasString(key)) return { title: label, meaning: '' };
-  return { title: translate(key) + number.replace('-', '−'), meaning: translate(`${key}.means`) };
+  const [title, meaning = ''] = hasString(key) ? translate(key).split(/: |：/) : [kind];
+  return { title: title + number.replace('-', '−'), meaning };
 }
 
 function gridLabels(summary) {
@@ -174,10 +163,7 @@ function gridNext(cells, from, isDown) {
 
 export function mountGrid(root, { store, api, current, onExplanation, announce, fail, visit }) {
   const sorts = make('div.segments', { role: 'group' });
-  const sortName = make('span.segments-name', { 'aria-hidden': true });
   const filter = make('select', { onchange: () => store.set({ label: filter.value }) });
-  const filterName = make('span');
-  const filterField = make('label.field', filterName, filter);
   const effects = make('button.plain', { onclick: measureAll });
   const board = make('div', {
     role: 'group',
@@ -333,20 +319,11 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
   }
 
   function fillControls() {
-    const ex = current();
     const { sort, label, measure } = store.get();
-    sortName.textContent = translate('heads.sort');
     fillGroup(sorts, translate('heads.sort'), ['layer', 'effect', 'entropy', 'label'].map((each) =>
       [translate(`heads.sort.${each}`), { 'aria-pressed': sort === each, onclick: () => store.set({ sort: each }) }]));
-    const labels = [...new Set(ex.heads.flatMap((head) => head.labels.map(([each]) => each)))].sort();
-    filterName.textContent = translate('heads.filter');
-    filter.replaceChildren(make('option', { value: '' }, translate('heads.filter.all')),
-      ...labels.map((each) => make('option', { value: each }, gridLabel(each).title)));
-    filter.value = labels.includes(label) ? label : '';
-    filterField.hidden = !labels.length;
-    effects.textContent = translate('heads.effects');
-    effects.hidden = !api || Boolean(ex.missing.head);
-    board.ariaLabel = translate('heads.title');
+    filter.value = label;
+    if (filter.selectedIndex < 0) filter.value = '';
     legend.replaceChildren('0', make('span.ramp'), measure === 'weights' ? '1' : translate('heads.most'),
       ' ', translate(`heads.legend.${measure}`));
   }
@@ -388,10 +365,19 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     });
   }
 
-  onExplanation(() => {
+  onExplanation((ex) => {
+    const labels = [...new Set(ex.heads.flatMap((head) => head.labels.map(([label]) => label)))].sort();
+    filter.replaceChildren(make('option', { value: '' }, translate('heads.filter.all')),
+      ...labels.map((label) => make('option', { value: label }, gridLabel(label).title)));
+    effects.textContent = translate('heads.effects');
+    board.ariaLabel = translate('heads.title');
     table = tableToggle(translate('heads.tableCaption'), buildTable);
     root.replaceChildren(
-      make('div.controls', make('div.field', sortName, sorts), filterField, effects, table.button),
+      make('div.controls',
+        make('div.segments', make('span.segments-name', { 'aria-hidden': true }, translate('heads.sort')), sorts),
+        labels.length > 0 && makeField(translate('heads.filter'), filter),
+        api && !ex.missing.head && effects,
+        table.button),
       count, board, legend, readout, table.host);
     fillControls();
     fill();

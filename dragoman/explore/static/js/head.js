@@ -4,7 +4,7 @@ import { setAttributes } from './dom.js';
 import { cellImage, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { chosenHead, effectText, groupTitle, headTitle, matrixScale, switchHead } from './grid.js';
 import { addTexts, formatChange, formatNumber, translate } from './i18n.js';
-import { clamp, fillGroup, findLargest, hasModifier, make, revealRange, sentence } from './parts.js';
+import { clamp, fillGroup, findLargest, hasModifier, make, makeField, revealRange, sentence } from './parts.js';
 import { compareTexts, explainCommand } from './strip.js';
 import { dataTable, matrixTable, plainText, scrollRegion, siteAxis, tableToggle, tokenName, valueBar } from './table.js';
 import { quoted } from './text.js';
@@ -12,7 +12,7 @@ import { onTheme } from './theme.js';
 
 addTexts('head', {
   layer: ['layer {layer} ({name})', '第 {layer} 层（{name}）'],
-  matrix: ['Matrix of head {name}: rows are {rows}, columns are {columns}. Arrow keys move, D shows the table.', '头 {name} 的矩阵：行是{rows}，列是{columns}。方向键移动，D 显示表格。'],
+  matrix: ['Head {name}: rows are {rows}, columns are {columns}. Arrow keys move, D shows the table.', '头 {name}：行是{rows}，列是{columns}。方向键移动，D 显示表格。'],
   tableName: ['Numbers of the matrix', '矩阵的数字'],
   rows: ['rows: {axis} (each reads)', '行：{axis}（读取者）'],
   columns: ['columns: {axis} (is read)', '列：{axis}（被读取）'],
@@ -30,10 +30,10 @@ addTexts('head', {
   'measure.word_importance': ['Importance of words', '词的重要性'],
   'measure.element_importance': ['Importance of elements', '元素的重要性'],
   contribution: ['Contribution: length of weight × value × output projection; small where a large weight meets a small value.', '贡献：权重 × 值 × 输出投影的长度；大权重落在小的值上时仍然小。'],
-  noContribution: ['Contributions of this layer are not stored here; weights are shown.', '这里没有存这一层的贡献，显示的是权重。'],
-  pooled: ['The text is long: {queries} × {keys} cells are pooled to {rows} × {columns}; a cell is the weight from a group to a group.', '文本较长：{queries} × {keys} 个格子合并为 {rows} × {columns}；一个格子是一组到一组的权重。'],
+  noContribution: ['No contributions are stored for this layer; weights are shown.', '没有存这一层的贡献，显示的是权重。'],
+  pooled: ['Long text: {queries} × {keys} cells are pooled to {rows} × {columns}; each is the weight from group to group.', '文本较长：{queries} × {keys} 个格子合并为 {rows} × {columns}；一格是一组到一组的权重。'],
   zoomExact: ['Zoom in to see every token.', '放大可看到每个词元。'],
-  sub: ['Rows sum to at most 1: the rest was not read at all.', '每行的和不超过 1：其余部分没有读取。'],
+  sub: ['Rows sum to at most 1: the rest was not read.', '每行的和不超过 1：其余部分没有读取。'],
   none: ['Rows do not sum to 1.', '每行的和不是 1。'],
   zoom: ['Zoom', '缩放'],
   zoomIn: ['Zoom in at the cursor', '在光标处放大'],
@@ -42,13 +42,13 @@ addTexts('head', {
   visual: ['Visual order', '视觉顺序'],
   switchOff: ['Switch {name} off', '关闭 {name}'],
   switchOn: ['Switch {name} on', '打开 {name}'],
-  parts: ['Other parts that can be switched off', '其他可以关闭的部分'],
+  parts: ['Other parts to switch off', '其他可关闭的部分'],
   partOff: ['Try without {name}', '试试没有 {name}'],
   without: ['Without {heads}', '没有 {heads}'],
-  hint: ['Switch the head off to see what the model does without it.', '关闭这个头，看看没有它模型会怎样。'],
+  hint: ['Switch it off to see what the model does then.', '关闭它，看看模型会怎样。'],
   computing: ['Translating again without it…', '正在不用它重新翻译…'],
-  needsModel: ['This file does not hold that run. With the model at hand, this computes it:', '这个文件没有存这次计算。有模型时，用下面的命令计算：'],
-  effects: ['Change of log-probability of each token', '每个词元对数概率的变化'],
+  needsModel: ['This file does not hold that run. With the model, this computes it:', '这个文件没有存这次计算。有模型时可用此命令计算：'],
+  effects: ['Change of each token’s log-probability', '每个词元对数概率的变化'],
 });
 
 const HEAD_LINKS = 10;
@@ -63,8 +63,8 @@ function headAxis(ex, site, which, size, edges, zoom) {
   return { ...siteAxis(ex, site, which, count), count, edges, from, to };
 }
 
-// The part of a head's matrix that is shown. Its axes `rows` and `cols` have for each row and column the `ranges` of
-// positions that it stands for, first and last, and its name.
+// The part of a head's matrix that is shown. Its axes, `rows` and `cols`, have for each of their `size` rows or columns
+// the first and last position that it stands for in `ranges`, and its name in `names`.
 function headRegion(ex, { site: given, head, measure, extra, zoom, visual, exact }) {
   const site = headStack(ex, given, measure) ?? given;
   const other = headExtras(ex, site).includes(extra) ? ex.tensor(ex.extras[extra]) : null;
@@ -77,16 +77,18 @@ function headRegion(ex, { site: given, head, measure, extra, zoom, visual, exact
   const cols = headAxis(ex, site, 'key', width, matrix.pool?.k, zoom?.slice(2));
   const key = [ex.digest, site.id, head, measured, rows.from, rows.to, cols.from, cols.to].join(' ');
   const isExact = exact?.key === key;
-  for (const axis of [rows, cols]) {
+  const axes = [rows, cols];
+  for (const axis of axes) {
     const edges = isExact ? null : axis.edges;
     axis.start = poolGroup(edges, axis.from);
-    axis.ranges = Array.from({ length: poolGroup(edges, axis.to) - axis.start + 1 }, (_, i) => {
+    axis.size = poolGroup(edges, axis.to) - axis.start + 1;
+    axis.ranges = Array.from({ length: axis.size }, (_, i) => {
       const at = axis.start + i;
       return edges ? [edges[at], edges[at + 1] - 1] : [at, at];
     });
   }
-  const columns = cols.ranges.length;
-  const cell = (r, c) => (isExact ? exact.data[r * columns + c] : matrix.data[(head * height + rows.start + r) * width + cols.start + c]);
+  const cell = (r, c) => (isExact
+    ? exact.data[r * cols.size + c] : matrix.data[(head * height + rows.start + r) * width + cols.start + c]);
   const isMirrored = visual && cols.dir === 'rtl';
   const order = [...cols.ranges.keys()];
   if (isMirrored) order.reverse();
@@ -95,16 +97,16 @@ function headRegion(ex, { site: given, head, measure, extra, zoom, visual, exact
     order.sort((a, b) => sums[b] - sums[a]);
   }
   cols.ranges = order.map((c) => cols.ranges[c]);
-  for (const axis of [rows, cols]) {
+  for (const axis of axes) {
     axis.names = axis.ranges.map(([from, to]) => [...new Set([from, to])].map((at) => axis.labels[at]).join(' … '));
   }
   // A selected source token moves the rows where both axes are the source.
   if (cols.link === rows.link) cols.link = null;
   const path = ex.tensor(ex.extras.path)?.data;
-  const hasPath = !other && !isMirrored && columns === cols.count && rows.ranges.length === path?.length;
+  const hasPath = !other && !isMirrored && cols.size === cols.count && rows.size === path?.length;
   return {
-    rows, cols, key, measured,
-    values: Float32Array.from({ length: rows.ranges.length * columns }, (_, at) => cell(Math.floor(at / columns), order[at % columns])),
+    axes, rows, cols, key, measured,
+    values: Float32Array.from({ length: rows.size * cols.size }, (_, at) => cell(Math.floor(at / cols.size), order[at % cols.size])),
     isPooled: Boolean(matrix.pool && !isExact),
     scale: matrixScale(matrix, measured),
     signed: matrix.data.some((value) => value < 0),
@@ -150,8 +152,9 @@ function headBar(name, value, most, isChosen) {
 function headImportance({ extras, tensor, source }) {
   const name = Object.keys(extras).find((each) => each.endsWith('_importance'));
   const weights = tensor(extras[name]);
-  return weights && make('div', make('h3', translate(`head.measure.${name}`)), make('ol.bars', findLargest(weights.data, HEAD_LINKS).map((i) =>
-    headBar(plainText(tokenName(source.tokens, i), source.lang), weights.data[i], matrixScale(weights, name)))));
+  if (!weights) return null;
+  const bar = (i) => headBar(plainText(tokenName(source.tokens, i), source.lang), weights.data[i], matrixScale(weights, name));
+  return make('div', make('h3', translate(`head.measure.${name}`)), make('ol.bars', findLargest(weights.data, HEAD_LINKS).map(bar)));
 }
 
 // What the model writes without some heads, as `off` of the server and the ablations of a file have it.
@@ -172,7 +175,7 @@ function headResult(ex, result) {
 
 export function mountHead(root, { store, api, current, onExplanation, announce, fail }) {
   const canvas = make('canvas.matrix-canvas', { 'aria-hidden': true });
-  const spacer = make('div.matrix-space', { 'aria-hidden': true }, canvas);
+  const spacer = make('div', { 'aria-hidden': true }, canvas);
   const gridCell = make('div', { role: 'gridcell', id: 'matrix-cell' });
   const gridRow = make('div.hidden', { role: 'row' }, gridCell);
   const matrix = make('div.matrix', {
@@ -189,7 +192,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   const measures = make('div.segments', { role: 'group' });
   const zooms = make('div.segments', { role: 'group' });
   const visual = make('button.plain', { onclick: () => store.set({ visual: !store.get().visual }) });
-  const offButton = make('button.off-toggle', { onclick: toggleOff });
+  const offButton = make('button', { onclick: toggleOff });
   const axes = make('p.axes');
   const readout = make('p.cell-readout');
   const note = make('p.quiet');
@@ -207,8 +210,8 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   let cursor = [0, -1];
   let effectKey = '';
 
-  const valueAt = (row, col) => region.values[row * region.cols.ranges.length + col];
-  const rowValues = (row) => region.values.subarray(row * region.cols.ranges.length, (row + 1) * region.cols.ranges.length);
+  const rowValues = (row) => region.values.subarray(row * region.cols.size, (row + 1) * region.cols.size);
+  const valueAt = (row, col) => rowValues(row)[col];
   const link = (row, col) => [headLabel(region.rows, row), ' ← ', headLabel(region.cols, col)];
 
   function choose(head) {
@@ -227,12 +230,11 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   function move(row, col, push = false) {
     const state = store.get();
     const patch = {};
-    const ranges = [region.rows.ranges[row], region.cols.ranges[col]];
-    cursor = ranges.map(([from]) => from);
-    [region.rows, region.cols].forEach((axis, i) => {
-      const [from, to] = ranges[i];
-      const now = state[axis.link];
-      if (axis.link) patch[axis.link] = now !== null && from <= now && now <= to ? now : from;
+    cursor = region.axes.map(({ link: key, ranges }, i) => {
+      const [from, to] = ranges[[row, col][i]];
+      const now = state[key];
+      if (key) patch[key] = now !== null && from <= now && now <= to ? now : from;
+      return from;
     });
     store.set(patch, { push });
     showPosition();
@@ -300,7 +302,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
       className: 'links',
       columns: [{ title: translate('head.link') }, { title: translate(`head.measure.${measured}`), number: true }],
       rows: findLargest(values, HEAD_LINKS).filter((at) => values[at] > 0).map((at) => {
-        const cell = [Math.floor(at / cols.ranges.length), at % cols.ranges.length];
+        const cell = [Math.floor(at / cols.size), at % cols.size];
         return [make('button.link', { onclick: () => move(...cell, true) }, link(...cell)), formatNumber(values[at], 3)];
       }),
     }));
@@ -316,10 +318,10 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     if (!shown) return;
     region = shown;
     const { rows, cols, values, scale, signed } = region;
-    paintImage(image, cellImage(values, 0, rows.ranges.length, cols.ranges.length, { scale, signed }));
+    paintImage(image, cellImage(values, 0, rows.size, cols.size, { scale, signed }));
     setAttributes(matrix, {
-      'aria-rowcount': rows.ranges.length,
-      'aria-colcount': cols.ranges.length,
+      'aria-rowcount': rows.size,
+      'aria-colcount': cols.size,
       'aria-label': translate('head.matrix', { name: chosen.name, rows: rows.title, columns: cols.title }),
     });
     showControls(ex, state, site, chosen);
@@ -346,8 +348,9 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
           show();
         },
       }]));
+    const isSmall = rows.size < 5 && cols.size < 5;
     fillGroup(zooms, translate('head.zoom'), [
-      ['+', { 'aria-label': translate('head.zoomIn'), onclick: () => zoom(0.5), disabled: rows.ranges.length < 5 && cols.ranges.length < 5 }],
+      ['+', { 'aria-label': translate('head.zoomIn'), onclick: () => zoom(0.5), disabled: isSmall }],
       ['−', { 'aria-label': translate('head.zoomOut'), onclick: () => zoom(2), disabled: !state.zoom }],
       [translate('head.whole'), { onclick: () => store.set({ zoom: null }), disabled: !state.zoom }],
     ]);
@@ -357,12 +360,12 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const isOff = state.off.includes(name);
     offButton.textContent = translate(isOff ? 'head.switchOn' : 'head.switchOff', { name });
     offButton.ariaPressed = isOff;
-    const arrow = (text) => make('span.arrow', { 'aria-hidden': true }, text);
+    const arrow = (text) => make('span', { 'aria-hidden': true }, text);
     axes.replaceChildren(
       make('span', arrow('↓ '), translate('head.rows', { axis: rows.title })),
       make('span', arrow('→ '), translate('head.columns', { axis: cols.title })),
       ...region.segments.map(([segment, from, to]) => make('span', `${segment}: ${from + 1}–${to}`)));
-    const sizes = { rows: rows.ranges.length, columns: cols.ranges.length, queries: rows.count, keys: cols.count };
+    const sizes = { rows: rows.size, columns: cols.size, queries: rows.count, keys: cols.count };
     note.textContent = [
       measured === 'contribution' && 'contribution',
       state.measure === 'contribution' && !site.contribution && 'noContribution',
@@ -376,18 +379,18 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   // Half or double the region around the cursor.
   function zoom(factor) {
     const at = position();
-    const parts = [region.rows, region.cols].map(({ from, to, count, ranges }, i) => {
+    const parts = region.axes.map(({ from, to, count, ranges }, i) => {
       const size = clamp(Math.round((to - from + 1) * factor), 4, count);
       const start = clamp(Math.round(ranges[Math.max(0, at[i])][0] - size / 2), 0, count - size);
       return [start, Math.min(count, start + size) - 1];
     });
-    const isAll = parts[0][1] - parts[0][0] + 1 >= region.rows.count && parts[1][1] - parts[1][0] + 1 >= region.cols.count;
+    const isAll = region.axes.every(({ count }, i) => parts[i][1] - parts[i][0] + 1 >= count);
     store.set({ zoom: isAll ? null : parts.flat() });
   }
 
   async function fetchExact(ex, site, head) {
     const { key, measured, isPooled } = region;
-    const parts = [region.rows, region.cols].map(({ from, to }) => [from, to]);
+    const parts = region.axes.map(({ from, to }) => [from, to]);
     if (!api || !isPooled || !store.get().zoom || parts.some(([from, to]) => to - from >= HEAD_EXACT)) return;
     try {
       const { data } = await api.tensor(measured === 'contribution' ? site.contribution : site.tensor, head, ...parts);
@@ -416,16 +419,15 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const guess = effectText(names.length > 1 ? { estimate: sum } : effects[0]);
     const key = off.join();
     const result = ex.ablations[key];
-    const about = [make('p', guess)];
-    if (!off.length && !Number.isFinite(effects[0]?.exact)) about.push(make('p.quiet', translate('head.hint')));
-    else if (result) about.splice(0, 1, ...headResult(ex, result));
-    else if (off.length && api) about.push(make('p.quiet', { role: 'status' }, translate('head.computing')));
-    else if (off.length) {
-      about.push(make('p.quiet', translate('head.needsModel')),
-        make('pre.command', { tabindex: 0 }, explainCommand(ex, [off.length > 1 ? '--off' : '--ablations', key])));
+    const shown = result ? headResult(ex, result) : [make('p', guess)];
+    const say = (text, attributes = {}) => shown.push(make('p.quiet', attributes, translate(`head.${text}`)));
+    if (!off.length && !Number.isFinite(effects[0]?.exact)) say('hint');
+    if (off.length && !result) {
+      say(api ? 'computing' : 'needsModel', { role: api && 'status' });
+      if (!api) shown.push(make('pre.command', { tabindex: 0 }, explainCommand(ex, [off.length > 1 ? '--off' : '--ablations', key])));
     }
     const parts = (ex.model.off_switches ?? []).filter((name) => api || ex.ablations[name]);
-    effect.replaceChildren(make('h3', translate('head.without', { heads: names.join(', ') })), ...about,
+    effect.replaceChildren(make('h3', translate('head.without', { heads: names.join(', ') })), ...shown,
       ...parts.length ? [make('div.row', { role: 'group', 'aria-label': translate('head.parts') }, parts.map((name) =>
         make('button', { onclick: () => showEffect(name) }, translate('head.partOff', { name }))))] : []);
     effectKey = key;
@@ -470,7 +472,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const [x, y] = [clientX - box.left - layout.left, clientY - box.top - layout.top];
     const col = Math.floor((x + matrix.scrollLeft) / layout.cell);
     const row = Math.floor((y + matrix.scrollTop) / layout.cell);
-    if (x >= 0 && y >= 0 && row < region.rows.ranges.length && col < region.cols.ranges.length) then(row, col);
+    if (x >= 0 && y >= 0 && row < region.rows.size && col < region.cols.size) then(row, col);
   }
 
   function pressKey(event) {
@@ -482,7 +484,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     if (hasModifier(event) || !(by || action)) return;
     event.preventDefault();
     if (action) action();
-    else move(...position().map((at, i) => clamp(Math.max(0, at) + by[i], 0, [region.rows, region.cols][i].ranges.length - 1)));
+    else move(...position().map((at, i) => clamp(Math.max(0, at) + by[i], 0, region.axes[i].ranges.length - 1)));
   }
 
   new ResizeObserver(() => {
@@ -500,9 +502,9 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     cursor = [0, -1];
     table = tableToggle(translate('head.tableName'), buildTable);
     setAttributes(table.button, { 'aria-keyshortcuts': 'd' });
-    const field = (name, select) => make('label.field', make('span', translate(name)), select);
     root.replaceChildren(
-      make('div.controls', field('heads.sort.layer', sitePick), field('heads.column.head', headPick), measures, offButton),
+      make('div.controls', makeField(translate('heads.sort.layer'), sitePick), makeField(translate('heads.column.head'), headPick),
+        measures, offButton),
       make('div.head-layout',
         make('div', axes, matrix, make('div.controls.below', readout, zooms, visual, table.button), note, table.host, effect),
         make('div.head-side', make('div', rowTitle, bars), headImportance(ex), links)));

@@ -25,6 +25,10 @@ export function termList(kind, rows) {
   return make(`dl.${kind}`, rows.map(([term, value]) => value && make('div', make('dt', term), make('dd', value))).filter(Boolean));
 }
 
+export function makeField(name, control) {
+  return make('label.field', make('span', name), control);
+}
+
 // Fill a group with buttons, [text, attributes]; the one that had the focus keeps it.
 export function fillGroup(group, label, buttons) {
   const focused = [...group.children].indexOf(document.activeElement);
