@@ -320,8 +320,10 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
 
   function fillControls() {
     const { sort, label, measure } = store.get();
-    fillGroup(sorts, translate('heads.sort'), ['layer', 'effect', 'entropy', 'label'].map((each) =>
-      [translate(`heads.sort.${each}`), { 'aria-pressed': sort === each, onclick: () => store.set({ sort: each }) }]));
+    const name = translate('heads.sort');
+    fillGroup(sorts, name, ['layer', 'effect', 'entropy', 'label'].map((each) =>
+      [translate(`heads.sort.${each}`), { 'aria-pressed': sort === each, onclick: () => store.set({ sort: each }) }],
+    ), make('span.segments-name', { 'aria-hidden': true }, name));
     filter.value = label;
     if (filter.selectedIndex < 0) filter.value = '';
     legend.replaceChildren('0', make('span.ramp'), measure === 'weights' ? '1' : translate('heads.most'),
@@ -373,11 +375,8 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     board.ariaLabel = translate('heads.title');
     table = tableToggle(translate('heads.tableCaption'), buildTable);
     root.replaceChildren(
-      make('div.controls',
-        make('div.segments', make('span.segments-name', { 'aria-hidden': true }, translate('heads.sort')), sorts),
-        labels.length > 0 && makeField(translate('heads.filter'), filter),
-        api && !ex.missing.head && effects,
-        table.button),
+      make('div.controls', sorts, labels.length > 0 && makeField(translate('heads.filter'), filter),
+        api && !ex.missing.head && effects, table.button),
       count, board, legend, readout, table.host);
     fillControls();
     fill();

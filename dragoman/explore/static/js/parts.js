@@ -29,11 +29,11 @@ export function makeField(name, control) {
   return make('label.field', make('span', name), control);
 }
 
-// Fill a group with buttons, [text, attributes]; the one that had the focus keeps it.
-export function fillGroup(group, label, buttons) {
+// Fill a group with buttons, [text, attributes], after what it may begin with; the one that had the focus keeps it.
+export function fillGroup(group, label, buttons, ...first) {
   const focused = [...group.children].indexOf(document.activeElement);
   group.ariaLabel = label;
-  group.replaceChildren(...buttons.map(([text, attributes]) => make('button', attributes, text)));
+  group.replaceChildren(...first, ...buttons.map(([text, attributes]) => make('button', attributes, text)));
   group.children[focused]?.focus();
 }
 

@@ -48,12 +48,13 @@ export function siteAxis({ source, target }, site, which, count) {
 
 // columns: [{title, number, className}]; rows: arrays of texts or nodes; the first cell of a row is its header.
 export function dataTable({ caption, columns, rows, className, hideCaption }) {
-  const style = ({ number, className: kind }) => ({ class: number ? 'number' : kind });
-  const headers = columns.map((column) => (column.title ? make('th', { scope: 'col', ...style(column) }, column.title) : make('td')));
-  const cell = (content, i) => make(i ? 'td' : 'th', { scope: i ? null : 'row', ...style(columns[i]) }, content);
+  const header = ({ title, number }) => (title ? make('th', { scope: 'col', class: number && 'number' }, title) : make('td'));
+  const cell = (content, i) => make(i ? 'td' : 'th', {
+    scope: i ? null : 'row', class: columns[i].number ? 'number' : columns[i].className,
+  }, content);
   return make('table', { class: `figures ${className ?? ''}` },
     make('caption', { class: hideCaption && 'hidden' }, caption),
-    make('thead', make('tr', headers)), make('tbody', rows.map((row) => make('tr', row.map(cell)))));
+    make('thead', make('tr', columns.map(header))), make('tbody', rows.map((row) => make('tr', row.map(cell)))));
 }
 
 // Every number of a matrix: value(r, c) for each label.
