@@ -3,7 +3,7 @@
 import { addTexts, formatNumber, formatScore, translate } from './i18n.js';
 import { setAttributes } from './dom.js';
 import { paintLater } from './draw.js';
-import { formatLogprob, hasModifier, make, sentence } from './parts.js';
+import { formatLogprob, hasModifier, make, revealRange, sentence } from './parts.js';
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
 import { scrollRegion } from './table.js';
@@ -243,12 +243,6 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       'aria-posinset': siblings.indexOf(node) + 1,
       'aria-expanded': beam.children[node].length ? isOpen : null,
     };
-  }
-
-  // Scroll a box as little as brings [from, to] into view.
-  function revealRange(box, side, size, from, to) {
-    if (from < box[side]) box[side] = from;
-    else if (to > box[side] + box[size]) box[side] = to - box[size];
   }
 
   // The drawing: a canvas of the window's size under tree items for the nodes in view.

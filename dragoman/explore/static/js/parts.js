@@ -26,6 +26,34 @@ export function termList(kind, rows) {
   return make(`dl.${kind}`, rows.map(([term, value]) => value && make('div', make('dt', term), make('dd', value))).filter(Boolean));
 }
 
+export function makeField(name, control) {
+  return make('label.field', make('span', name), control);
+}
+
+// Fill a group with buttons, [text, attributes], after what it may begin with; the one that had the focus keeps it.
+export function fillGroup(group, label, buttons, ...first) {
+  const focused = [...group.children].indexOf(document.activeElement);
+  group.ariaLabel = label;
+  group.replaceChildren(...first, ...buttons.map(([text, attributes]) => make('button', attributes, text)));
+  group.children[focused]?.focus();
+}
+
+export function clamp(value, least, most) {
+  return Math.max(least, Math.min(most, value));
+}
+
+// Indices of the largest values, best first.
+export function findLargest(values, count) {
+  const least = Float32Array.from(values).sort().at(-count) ?? -Infinity;
+  return [...values.keys()].filter((i) => values[i] >= least).sort((a, b) => values[b] - values[a]).slice(0, count);
+}
+
+// Scroll a box as little as brings [from, to] into view.
+export function revealRange(box, side, size, from, to) {
+  if (from < box[side]) box[side] = from;
+  else if (to > box[side] + box[size]) box[side] = to - box[size];
+}
+
 export function formatLogprob(logprob) {
   return formatProbability(Math.exp(logprob));
 }

@@ -130,6 +130,32 @@ export function explainCommand(ex, extra = []) {
   ].join(' ');
 }
 
+// How an output differs from the one before: in one line, and as both texts with marks on their tokens.
+export function compareTexts(before, after) {
+  const { marks, stayed } = compareTokens(...[before, after].map((each) => each.target.tokens.map((token) => token.id)));
+  const markText = (key, { target: side }, mark) => {
+    const run = make('bdi.run.small', { dir: side.dir || 'auto', lang: side.lang });
+    for (const node of renderText(side, { prefix: `compare-${key}`, decorate() {} }).run.childNodes) {
+      const { token, label } = node.firstChild?.dataset ?? {};
+      const kind = token && mark(Number(token));
+      const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
+      run.append(kind ? make(`${tag}.${kind}`, { 'data-label': label }, node.textContent) : node.textContent);
+    }
+    return make('div', make('h4', translate(`strip.${key}`)), run);
+  };
+  return [
+    make('p.answer', translate('strip.summary', {
+      changed: marks.filter((mark) => mark !== 'kept').length,
+      count: marks.length,
+      before: stripLog(before.score?.sum),
+      after: stripLog(after.score?.sum),
+    })),
+    markText('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
+    markText('after', after, (index) => marks[index]),
+    make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, translate(`strip.${key}`)))),
+  ];
+}
+
 export function mountStrip(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
   const texts = make('div.texts', { 'data-widget': 'strip' });
   const clock = make('div.clock.row');
@@ -363,23 +389,10 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     announce(compare.querySelector('.answer').textContent);
   }
 
-  // The text of an explanation with marks(index) on its tokens.
-  function comparedText(key, { target: side }, mark) {
-    const run = make('bdi.run.small', { dir: side.dir || 'auto', lang: side.lang });
-    for (const node of renderText(side, { prefix: `compare-${key}`, decorate() {} }).run.childNodes) {
-      const { token, label } = node.firstChild?.dataset ?? {};
-      const kind = token && mark(Number(token));
-      const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
-      run.append(kind ? make(`${tag}.${kind}`, { 'data-label': label }, node.textContent) : node.textContent);
-    }
-    return make('div', make('h4', translate(`strip.${key}`)), run);
-  }
-
   function showComparison() {
     compare.hidden = !comparison;
     if (!comparison) return;
     const { before, after } = comparison;
-    const { marks, stayed } = compareTokens(...[before, after].map((each) => each.target.tokens.map((token) => token.id)));
     const close = () => {
       comparison = null;
       showComparison();
@@ -391,15 +404,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     };
     compare.replaceChildren(
       make('h3', translate('strip.changes')),
-      make('p.answer', translate('strip.summary', {
-        changed: marks.filter((mark) => mark !== 'kept').length,
-        count: marks.length,
-        before: stripLog(before.score?.sum),
-        after: stripLog(after.score?.sum),
-      })),
-      comparedText('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
-      comparedText('after', after, (index) => marks[index]),
-      make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, translate(`strip.${key}`)))),
+      ...compareTexts(before, after),
       make('div.row',
         ex === after && make('button', { onclick: undo }, translate('strip.undo')),
         make('button.plain', { onclick: close }, translate('strip.dismiss'))),
