@@ -3,7 +3,7 @@
 import { addTexts, formatNumber, formatScore, translate } from './i18n.js';
 import { setAttributes } from './dom.js';
 import { paintLater } from './draw.js';
-import { formatLogprob, hasModifier, make, revealRange, sentence } from './parts.js';
+import { clamp, fillGroup, formatLogprob, hasModifier, make, revealRange, sentence } from './parts.js';
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
 import { scrollRegion } from './table.js';
@@ -442,7 +442,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function updateTable() {
     const nodes = [...beam.parent.keys()].filter((node) => node && isKnown(node));
-    page = Math.max(0, Math.min(page, Math.ceil(nodes.length / BEAM_PAGE) - 1));
+    page = clamp(page, 0, Math.ceil(nodes.length / BEAM_PAGE) - 1);
     const from = page * BEAM_PAGE;
     const part = nodes.slice(from, from + BEAM_PAGE);
     const turn = (by, key, disabled) => make('button', {
@@ -470,7 +470,12 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   };
 
   function show() {
-    for (const button of shapes.children) button.ariaPressed = button.dataset.shape === shape;
+    const choose = (each) => () => {
+      shape = each;
+      show();
+    };
+    fillGroup(shapes, translate('beam.shapes'), Object.keys(views).map((each) =>
+      [translate(`beam.${each}`), { 'aria-pressed': each === shape, onclick: choose(each) }]));
     stage.replaceChildren(views[shape][0]);
     opened = new Set(beam.winner);
     page = 0;
@@ -488,15 +493,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     beam = buildBeam(ex);
     stage.replaceChildren();
     if (!beam) return;
-    shapes.ariaLabel = translate('beam.shapes');
     for (const box of [treeScroller, listScroller]) box.ariaLabel = translate('beam.title');
-    shapes.replaceChildren(...Object.keys(views).map((each) => make('button', {
-      'data-shape': each,
-      onclick: () => {
-        shape = each;
-        show();
-      },
-    }, translate(`beam.${each}`))));
     const { dropped } = ex.beam;
     note.textContent = translate('beam.count', { nodes: beam.count - 1, steps: beam.steps, width: beam.width })
       + (dropped ? translate('beam.left', { count: dropped }) : '');

@@ -10,12 +10,6 @@ for (const { dataset, textContent, ariaLabel } of I18N_PLACES) {
   I18N_TABLES.en[dataset.i18n ?? dataset.i18nLabel] = dataset.i18n ? textContent : ariaLabel;
 }
 
-// Tables of strings: {key: "text with {name}"}.
-export function addStrings(en, zh) {
-  Object.assign(I18N_TABLES.en, en);
-  Object.assign(I18N_TABLES.zh, zh);
-}
-
 // Strings whose keys begin with `prefix.`: {key: [English, Chinese]}.
 export function addTexts(prefix, texts) {
   for (const [key, entry] of Object.entries(texts)) {

@@ -2,7 +2,7 @@
 import { cellImage, drawChart, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { groupTitle } from './grid.js';
 import { addTexts, formatNumber, translate } from './i18n.js';
-import { make, makeChart } from './parts.js';
+import { clamp, make, makeChart } from './parts.js';
 import { headName } from './state.js';
 import { dataTable, matrixTable, tableToggle } from './table.js';
 
@@ -54,7 +54,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
     const labels = numbers(count);
     const layout = matrixLayout(canvas, labels, labels, width);
     const { left, right, top } = layout;
-    layout.cell = Math.min(14, Math.max(1, (Math.min(width, 420) - left - right) / count));
+    layout.cell = clamp((Math.min(width, 420) - left - right) / count, 1, 14);
     const size = layout.cell * count;
     paintImage(image, cellImage(similarity.data, 0, count, count, { signed: similarity.data.some((value) => value < 0) }));
     drawMatrix(canvas, {

@@ -15,10 +15,9 @@ addTexts('strip', {
   source: ['Source', '原文'],
   'source@other': ['Input', '输入'],
   classes: ['Classes', '类别'],
-  'legend.chance': ['probability', '概率'],
-  'legend.low': ['below 0.5', '低于 0.5'],
-  'legend.forced': ['forced by you', '由你指定'],
-  'legend.weight': ['how much it counted for the selected token', '对选中词元的作用大小'],
+  low: ['below 0.5', '低于 0.5'],
+  forced: ['forced by you', '由你指定'],
+  weighted: ['weight for the selected token', '对选中词元的作用大小'],
   nameTarget: ['target {at} of {count}, {text}, probability {p}', '译文第 {at} 个，共 {count} 个，{text}，概率 {p}'],
   nameStrongest: [', strongest source {source}', '，最强的原文 {source}'],
   nameForced: [', forced', '，已指定'],
@@ -80,11 +79,10 @@ function stripLog(value) {
 function stripTargetName(ex, t) {
   const { logprob, forced } = ex.steps[t];
   const source = ex.source.tokens[ex.sourceWeights(t)?.strongest];
-  return [
-    translate('strip.nameTarget', { at: t + 1, count: ex.target.tokens.length, text: tokenLabel(ex.outputToken(t)), p: formatLogprob(logprob) }),
-    source ? translate('strip.nameStrongest', { source: tokenLabel(source) }) : '',
-    forced ? translate('strip.nameForced') : '',
-  ].join('');
+  const text = tokenLabel(ex.outputToken(t));
+  return translate('strip.nameTarget', { at: t + 1, count: ex.target.tokens.length, text, p: formatLogprob(logprob) })
+    + (source ? translate('strip.nameStrongest', { source: tokenLabel(source) }) : '')
+    + (forced ? translate('strip.nameForced') : '');
 }
 
 function stripLanguage(code) {
@@ -135,7 +133,7 @@ export function compareTexts(before, after) {
   const { marks, stayed } = compareTokens(...[before, after].map((each) => each.target.tokens.map((token) => token.id)));
   const markText = (key, { target: side }, mark) => {
     const run = make('bdi.run.small', { dir: side.dir || 'auto', lang: side.lang });
-    for (const node of renderText(side, { prefix: `compare-${key}`, decorate() {} }).run.childNodes) {
+    for (const node of renderText(side, `compare-${key}`).run.childNodes) {
       const { token, label } = node.firstChild?.dataset ?? {};
       const kind = token && mark(Number(token));
       const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
@@ -198,7 +196,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   function buildSide(name, key) {
     const side = ex[name];
     const id = `strip-${name}`;
-    const { run, items } = renderText(side, { prefix: name, decorate() {} });
+    const { run, items } = renderText(side, name);
     run.setAttribute('aria-labelledby', id);
     const select = (item) => store.set({ [key]: Number(item.dataset.token) });
     const roving = rovingFocus(run, { items: () => items, rtl: () => side.dir === 'rtl', vertical: true, onMove: select, onPress: select });
@@ -231,8 +229,8 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     source = buildSide('source', 'src');
     target = ex.hasClasses ? buildClasses() : buildSide('target', 'step');
     source.node.hidden = !ex.source.tokens.length;
-    const keys = { chance: true, low: true, forced: ex.steps.some((step) => step.forced), weight: ex.sourceWeights(0) };
-    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.legend.${key}`)));
+    const keys = { probability: true, low: true, forced: ex.steps.some((step) => step.forced), weighted: ex.sourceWeights(0) };
+    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.${key}`)));
     texts.replaceChildren(make('p.cut', { hidden: !ex.missing.text }, ex.missing.text), source.node, target.node, make('p.legend', legend));
     clock.hidden = ex.steps.length < 2;
     timeLabel.textContent = translate('strip.time');
@@ -266,12 +264,14 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       button.classList.toggle('forced', !later && Boolean(step?.forced));
       button.classList.toggle('later', later);
     });
+    const measure = translate(`strip.${weights?.from}`);
     source.items.forEach((button, index) => {
       const part = weights?.values[index] ?? 0;
+      const text = tokenLabel(ex.source.tokens[index]);
       setAttributes(button, {
         'aria-current': index === state.src || null,
-        'aria-label': translate('strip.nameSource', { at: index + 1, count: source.items.length, text: tokenLabel(ex.source.tokens[index]) })
-          + (weights ? translate('strip.weight', { part: formatPart(part), measure: translate(`strip.${weights.from}`) }) : ''),
+        'aria-label': translate('strip.nameSource', { at: index + 1, count: source.items.length, text })
+          + (weights ? translate('strip.weight', { part: formatPart(part), measure }) : ''),
         var: { w: (part / most).toFixed(4) },
       });
       button.classList.toggle('strongest', weights?.strongest === index);
@@ -337,6 +337,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   }
 
   function buildAlternatives(t, step) {
+    const { lang } = ex.target;
     const options = step.top.map(([id, text, logprob], rank) => {
       const note = id === step.id ? translate('strip.chosen') : !api && ex.branches[`${t}:${id}`] ? translate('strip.ready') : '';
       const [label, p] = [tokenLabel({ text }), formatLogprob(logprob)];
@@ -346,7 +347,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
         'aria-label': [label, p, note].filter(Boolean).join(', '),
         'data-id': id,
         var: { p: Math.exp(logprob).toFixed(4) },
-      }, make('span.rank.number', rank + 1), make('bdi.alt', { lang: ex.target.lang }, label), make('span.note', note), make('span.number', p));
+      }, make('span.rank.number', rank + 1), make('bdi.alt', { lang }, label), make('span.note', note), make('span.number', p));
     });
     const list = make('ul.alternatives', {
       role: 'listbox',
@@ -360,7 +361,8 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     }, options);
     rovingFocus(list, { items: () => options, vertical: true, onPress: (option) => take(t, Number(option.dataset.id)) });
     const hint = api ? 'strip.takeServed' : Object.keys(ex.branches).length ? 'strip.takeReady' : 'strip.takeNone';
-    return make('div.choices', make('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, make('p.quiet', translate(hint)));
+    return make('div.choices',
+      make('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, make('p.quiet', translate(hint)));
   }
 
   // Translate again with another token at step t: ask the model, or use what the file has.

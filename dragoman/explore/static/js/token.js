@@ -3,7 +3,7 @@ import { setAttributes } from './dom.js';
 import { drawChart, paintLater } from './draw.js';
 import { chosenHead } from './grid.js';
 import { addTexts, formatChange, formatNumber, formatProbability, hasString, translate } from './i18n.js';
-import { formatLogprob, make, makeChart, sentence } from './parts.js';
+import { fillGroup, formatLogprob, make, makeChart, sentence } from './parts.js';
 import { headName } from './state.js';
 import { dataTable, plainText, scrollRegion, setBar, valueBar } from './table.js';
 import { quoted, tokenLabel } from './text.js';
@@ -115,9 +115,8 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
   function showMethods(entries) {
     const known = new Set([...entries.map((each) => each.method), ...((api && ex.model.attributions) ?? [])]);
     methods.hidden = known.size < 2;
-    methods.ariaLabel = translate('token.method');
-    methods.replaceChildren(...[...known].map((each) =>
-      make('button', { 'aria-pressed': each === method, onclick: () => chooseMethod(each) }, methodTitle(each))));
+    fillGroup(methods, translate('token.method'), [...known].map((each) =>
+      [methodTitle(each), { 'aria-pressed': each === method, onclick: () => chooseMethod(each) }]));
   }
 
   async function chooseMethod(wanted) {

@@ -103,7 +103,7 @@ function tourSplitWord({ words, tokens }) {
 }
 
 // The eight steps: {view, patch, parts} with parts what the card says, or why it has nothing to say.
-export function tourSteps(ex, effects = {}, served = false) {
+function tourSteps(ex, effects, served) {
   const { missing, source, target, steps } = ex;
   const token = (t) => quoted(tokenLabel(target.tokens[t]), target.lang);
   const sourceToken = (s) => quoted(tokenLabel(source.tokens[s]), source.lang);
