@@ -67,10 +67,11 @@ export function cellImage(data, start, rows, cols, { scale = 1, signed = false, 
   const table = palette()[signed ? 'signed' : 'heat'];
   const [height, width] = [rows, cols].map((count) => clamp(count, 1, most));
   const largest = new Float32Array(width * height);
+  const columns = Uint32Array.from({ length: cols }, (_, c) => Math.floor((c * width) / cols));
   for (let r = 0; r < rows; r++) {
     const row = Math.floor((r * height) / rows) * width;
     for (let c = 0; c < cols; c++) {
-      const at = row + Math.floor((c * width) / cols);
+      const at = row + columns[c];
       const value = data[start + r * cols + c];
       if (Math.abs(value) > Math.abs(largest[at])) largest[at] = value;
     }
@@ -86,7 +87,8 @@ export function cellImage(data, start, rows, cols, { scale = 1, signed = false, 
 }
 
 export function paintImage(canvas, image) {
-  [canvas.width, canvas.height] = [image.width, image.height];
+  const { width, height } = image;
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   canvas.getContext('2d', { willReadFrequently: true }).putImageData(image, 0, 0);
 }
 

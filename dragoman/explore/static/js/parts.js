@@ -42,10 +42,12 @@ export function clamp(value, least, most) {
   return Math.max(least, Math.min(most, value));
 }
 
-// Indices of the largest values, best first.
+// Indices of the largest of some numbers in a typed array, best first.
 export function findLargest(values, count) {
-  const least = Float32Array.from(values).sort().at(-count) ?? -Infinity;
-  return [...values.keys()].filter((i) => values[i] >= least).sort((a, b) => values[b] - values[a]).slice(0, count);
+  const least = values.toSorted().at(-count) ?? -Infinity;
+  const found = [];
+  values.forEach((value, i) => value >= least && found.push(i));
+  return found.sort((a, b) => values[b] - values[a]).slice(0, count);
 }
 
 // Scroll a box as little as brings [from, to] into view.
