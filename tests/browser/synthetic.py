@@ -440,6 +440,7 @@ def make_explanation(
             "heads": heads,
             "d_model": 64 * heads,
             "tokenizer": "sentencepiece",
+            "attributions": ["input_x_gradient", "integrated_gradients", "occlusion"],
         },
         "request": {
             "text": source,

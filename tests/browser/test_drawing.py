@@ -118,6 +118,29 @@ def test_pooled_matrix_is_shown_and_exact_on_zoom(context):
     assert problems == []
 
 
+def test_exact_weights_are_asked_once_where_no_contributions_are_stored(context):
+    values, exact = pooled_explanation()
+    page, _, problems = open_page(context, values, "h=x1.1&t=70&s=60&m=contribution")
+    asked: list[str] = []
+
+    def region(route: Any) -> None:
+        asked.append(route.request.url)
+        query = parse_qs(urlsplit(route.request.url).query)
+        (q0, q1), (k0, k1) = (map(int, query[axis][0].split("-")) for axis in "qk")
+        part = exact.arrays["x1.w"][1, q0 : q1 + 1, k0 : k1 + 1].astype("<f4")
+        route.fulfill(body=part.tobytes())
+
+    page.route("**/tensor/**", region)
+    panel = page.locator("#panel-head")
+    assert "weights are shown" in panel.inner_text()
+    panel.get_by_role("button", name="Zoom in").click()
+    panel.get_by_text("pooled").wait_for(state="detached")
+    page.wait_for_timeout(300)
+    assert len(asked) == 1
+    assert "/tensor/x1.w?" in asked[0]
+    assert problems == []
+
+
 def test_many_selections_leave_the_numbers_right(browser, tmp_path):
     """80 random selections in an exported file of 144 heads, opened from disk without a network."""
     explanation = make_explanation(source_length=30, target_length=30, layers=6, heads=8)
@@ -256,7 +279,13 @@ def test_other_parts_can_be_switched_off(context):
     explanation = make_explanation(layers=1, heads=1)
     explanation["model"]["off_switches"] = ["memory"]
     effect = [-0.1] * len(explanation["target"]["tokens"])
-    answer = {"off": ["memory"], "effect": effect, "sum_change": sum(effect), "text": ""}
+    answer = {
+        "effect": effect,
+        "sum_change": sum(effect),
+        "text": explanation["target"]["text"],
+        "target": explanation["target"],
+        "score": explanation["score"],
+    }
     page, server, problems = open_page(
         context, explanation, "h=x0.0", {"off": lambda body: {**answer, "off": body["heads"]}}
     )

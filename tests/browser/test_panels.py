@@ -510,3 +510,27 @@ def test_attention_that_disagrees_with_attribution_is_named(show):
     if note.count():
         assert f"{100 * max(sums):.0f} %" in note.inner_text()
     assert problems == []
+
+
+def test_candidates_that_were_left_out_are_counted(show):
+    explanation = make_explanation()
+    explanation["beam"]["dropped"] = 7
+    page, _, problems = show(explanation, "v=beam")
+    assert "7 of the worst are not shown" in page.inner_text("#panel-beam .beam-bar")
+    assert problems == []
+
+
+def test_a_pair_has_its_second_text_and_its_classes(show):
+    explanation = make_explanation(task="pairs", missing={"beam": "no", "token": "no"})
+    top = [[0, "contradiction", -0.25], [2, "neutral", -2.12], [1, "entailment", -2.29]]
+    explanation["steps"] = [{**explanation["steps"][0], "id": 0, "top": top}]
+    page, _, problems = show(explanation)
+    target = page.locator("#panel-strip .side.target")
+    assert target.locator(".run").inner_text() == explanation["target"]["text"]
+    rows = target.locator(".classes li").all_inner_texts()
+    assert [row.split("\n") for row in rows] == [
+        ["contradiction", "0.78"],
+        ["neutral", "0.12"],
+        ["entailment", "0.10"],
+    ]
+    assert problems == []

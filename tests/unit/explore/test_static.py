@@ -53,16 +53,9 @@ def test_no_markup_or_code_from_strings(path: Path) -> None:
 
 
 def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
-    """Return the English and the Chinese keys of every addStrings and addTexts call of a module."""
+    """Return the English and the Chinese keys of every addTexts call of a module."""
     source = path.read_text(encoding="utf-8")
     found = []
-    for call in re.findall(r"^addStrings\(\n(.*?)^\);", source, flags=re.MULTILINE | re.DOTALL):
-        tables = re.split(r"^  \},\n  \{\n", call, flags=re.MULTILINE)
-        if len(tables) == 2:
-            keys = [
-                set(re.findall(r"^\s+'([\w.@]+)':", table, flags=re.MULTILINE)) for table in tables
-            ]
-            found.append((keys[0], keys[1]))
     calls = re.findall(r"^addTexts\('(\w+)', \{\n(.*?)^\}\);", source, flags=re.M | re.S)
     for prefix, table in calls:
         english, chinese = set(), set()

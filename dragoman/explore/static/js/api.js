@@ -1,4 +1,5 @@
 // What a served page can ask its model; null in a file.
+import { decodeExplanation } from './data.js';
 
 async function apiCall(path, body) {
   const response = await fetch(new URL(`api/${path}`, document.baseURI), body && {
@@ -15,15 +16,16 @@ async function apiCall(path, body) {
 function createApi() {
   let here = '';
   const json = async (path, body) => (await apiCall(path, body)).json();
+  const explanation = async (path, body) => decodeExplanation(await json(path, body));
   return {
     session: () => json('session'),
-    load: (digest) => json(`e/${encodeURIComponent(digest)}`),
+    load: (digest) => explanation(`e/${encodeURIComponent(digest)}`),
     // The explanation that the calls below are about.
     use(digest) {
       here = `e/${encodeURIComponent(digest)}/`;
     },
-    explain: (request) => json('explain', request),
-    branch: (step, token) => json(`${here}branch`, { step, token }),
+    explain: (request) => explanation('explain', request),
+    branch: (step, token) => explanation(`${here}branch`, { step, token }),
     off: (heads) => json(`${here}off`, { heads }),
     attribute: (method) => json(`${here}attribute`, { method }),
     // Exact effect of every head, one call of onHead(name, exact) as each line of JSON arrives.

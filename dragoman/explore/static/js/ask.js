@@ -1,11 +1,14 @@
 // The request: text, beam, length penalty, forced beginning, reference. In a file it is read only.
 import { addTexts, formatNumber, translate } from './i18n.js';
-import { decodeExplanation } from './data.js';
 import { copyAddress, make, termList } from './parts.js';
 import { explainCommand } from './strip.js';
 import { formatFragment, fragmentText } from './url.js';
 
 addTexts('ask', {
+  title: '你的句子',
+  'title@other': ['Your input', '你的输入'],
+  purpose: '要模型翻译的文字，以及搜索的方式。',
+  'purpose@other': ['What the model was given.', '给模型的内容。'],
   text: ['Text to translate', '要翻译的文字'],
   'text@other': ['Input', '输入'],
   submit: ['Translate', '翻译'],
@@ -13,15 +16,14 @@ addTexts('ask', {
   beam: ['Beam', '束宽'],
   penalty: ['Length penalty', '长度惩罚'],
   more: ['Force a beginning, or compare a reference', '指定开头，或比较参考译文'],
-  prefix: ['The translation begins with', '译文的开头是'],
-  prefixHint: ['The model must write this first; each token keeps the probability the model gave it.', '模型必须先写出它；每个词元仍显示模型给出的概率。'],
+  prefix: ['Forced beginning', '指定的开头'],
+  prefixHint: ['The model must write this first; its tokens keep the probabilities that the model gave them.', '模型必须先写出它；每个词元仍显示模型给出的概率。'],
   reference: ['Reference translation', '参考译文'],
   referenceHint: ['The model scores it: did the search miss it, or does the model disagree?', '由模型打分：是搜索漏掉了它，还是模型不同意？'],
   examples: ['Examples', '例句'],
   done: ['Done: {text}', '完成：{text}'],
   file: ['This file has no model behind it. To ask something else, run:', '这个文件背后没有模型。要问别的，请运行：'],
   asked: ['Text', '文字'],
-  forced: ['Forced beginning', '指定的开头'],
   off: ['Heads off', '关闭的头'],
   link: ['Copy link with text', '复制含原文的链接'],
   empty: ['Type a sentence first.', '请先输入一个句子。'],
@@ -84,21 +86,21 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
   }
 
   function fillForm({ request, source }) {
-    if (!text.value || document.activeElement !== text) text.value = fragmentText(location.hash) || source?.text || '';
-    beam.value = request?.beam || beam.value;
-    penalty.value = request?.length_penalty ?? penalty.value;
-    text.lang = source?.lang ?? '';
+    if (!text.value || document.activeElement !== text) text.value = fragmentText(location.hash) || source.text;
+    beam.value = request.beam || beam.value;
+    penalty.value = request.length_penalty ?? penalty.value;
+    text.lang = source.lang;
   }
 
   function showRecord(ex) {
-    const { beam: width, length_penalty: alpha, off } = ex.request ?? {};
-    const forced = ex.target?.tokens?.filter((_, t) => ex.steps[t]?.forced).map((token) => token.text).join('').trim();
+    const { beam: width, length_penalty: alpha, off } = ex.request;
+    const forced = ex.target.tokens.filter((_, t) => ex.steps[t]?.forced).map((token) => token.text).join('').trim();
     body.replaceChildren(
       termList('record', [
         [translate('ask.asked'), make('bdi.run.small', { lang: ex.source.lang, dir: ex.source.dir }, ex.source.text)],
         [translate('ask.beam'), width],
         [translate('ask.penalty'), typeof alpha === 'number' && formatNumber(alpha)],
-        [translate('ask.forced'), forced && make('bdi', { lang: ex.target.lang }, forced)],
+        [translate('ask.prefix'), forced && make('bdi', { lang: ex.target.lang }, forced)],
         [translate('ask.off'), off?.join(', ')],
       ]),
       make('p.quiet', translate('ask.file')),
@@ -129,10 +131,10 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
     setBusy(true);
     announce(translate('page.loading'));
     try {
-      const ex = decodeExplanation(await api.explain(request));
+      const ex = await api.explain(request);
       store.set({ step: null, src: null, node: null, zoom: null });
       replace(ex);
-      announce(translate('ask.done', { text: ex.target?.text ?? '' }));
+      announce(translate('ask.done', { text: ex.target.text }));
     } catch (error) {
       showProblem(error.message);
     }

@@ -1,36 +1,35 @@
 // The beam search as a tree: columns are steps, kept hypotheses solid, dropped ones hollow, the winner heavy.
 // Lines and dots are drawn on a canvas of the window's size; names of nodes in view are real tree items over it.
-import { addTexts, formatNumber, formatScore, hasString, translate } from './i18n.js';
-import { decodeExplanation } from './data.js';
+import { addTexts, formatNumber, formatScore, translate } from './i18n.js';
 import { setAttributes } from './dom.js';
 import { paintLater } from './draw.js';
-import { formatLogprob, hasModifier, make, sentence } from './parts.js';
+import { clamp, fillGroup, formatLogprob, hasModifier, make, revealRange, sentence } from './parts.js';
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
+import { scrollRegion } from './table.js';
 import { quoted } from './text.js';
 
 addTexts('beam', {
+  title: '束搜索',
+  purpose: '搜索从左到右试过的每个假设，以及其他假设为什么落选。',
   tree: ['Tree', '树'],
   list: ['List', '列表'],
   table: ['Table', '表格'],
-  shapes: ['How to show the search', '搜索的显示方式'],
+  shapes: ['View of the search', '搜索的显示方式'],
   winner: ['the translation', '译文'],
   kept: ['kept in the beam', '留在束中'],
   dropped: ['dropped', '被舍弃'],
   count: ['{nodes} candidates in {steps} steps, beam {width}', '{steps} 步中有 {nodes} 个候选，束宽 {width}'],
   left: [' ({count} of the worst are not shown)', '（另有 {count} 个最差的未显示）'],
-  runner: ['{other} lost with {score} against {best}. The two part at step {step}: the translation continues with {ours} ({p}), the other with {theirs} ({q}).', '{other} 以 {score} 输给 {best}。两者在第 {step} 步分开：译文接着写 {ours}（{p}），另一个写 {theirs}（{q}）。'],
+  runner: ['{other} lost with {score} against {best}. They part at step {step}: the translation continues with {ours} ({p}), the other with {theirs} ({q}).', '{other} 以 {score} 输给 {best}。两者在第 {step} 步分开：译文接着写 {ours}（{p}），另一个写 {theirs}（{q}）。'],
   only: ['The search finished only one hypothesis.', '搜索只完成了一个假设。'],
   finished: ['Finished hypotheses', '完成的假设'],
   finishedHint: ['Scores are log-probabilities under the length penalty; the highest wins.', '得分是经长度惩罚的对数概率，最高者胜出。'],
-  'column.rank': ['Rank', '名次'],
-  'column.text': ['Hypothesis', '假设'],
-  'column.normalised': ['Score', '得分'],
-  'column.sum': ['Sum', '总和'],
-  'column.step': ['Step', '步'],
-  'column.token': ['Token', '词元'],
-  'column.p': ['Probability', '概率'],
-  'column.reason': ['Outcome', '结果'],
+  text: ['Hypothesis', '假设'],
+  score: ['Score', '得分'],
+  sum: ['Sum', '总和'],
+  steps: ['Step', '步'],
+  outcome: ['Outcome', '结果'],
   page: ['Candidates {from} to {to} of {count}', '第 {from} 至 {to} 个候选，共 {count} 个'],
   earlier: ['Earlier', '前面'],
   later: ['Later', '后面'],
@@ -45,17 +44,15 @@ addTexts('beam', {
 });
 addTexts('reason', {
   winner: ['kept: part of the translation', '保留：译文的一部分'],
-  kept: ['kept: among the {width} best at this step', '保留：这一步最好的 {width} 个之一'],
-  beam_full: ['dropped: its score {cum} is {short} short of {cut}, the last that fitted into the beam', '舍弃：得分 {cum}，比束中最后一个的 {cut} 少 {short}'],
-  finished: ['finished: number {rank} of the finished hypotheses, with score {normalised}', '完成：完成的假设中第 {rank} 名，得分 {normalised}'],
-  finishedPlain: ['finished: one of the best complete hypotheses', '完成：最好的完整假设之一'],
-  worse_finished: ['finished, but not among the best: they all have at least {cut}', '已完成，但不在最好之列：它们都不低于 {cut}'],
-  length_cap: ['dropped: the maximum length was reached before it ended', '舍弃：还没结束就到了最大长度'],
+  kept: ['kept: among the {width} best of this step', '保留：这一步最好的 {width} 个之一'],
+  beam_full: ['dropped: its score {cum} is {short} short of {cut}, the last in the beam', '舍弃：得分 {cum}，比束中最后一个的 {cut} 少 {short}'],
+  finished: ['finished: number {rank}, with score {normalised}', '完成：第 {rank} 名，得分 {normalised}'],
+  worse_finished: ['finished, but not among the best, of at least {cut}', '已完成，但不在最好之列，它们都不低于 {cut}'],
+  length_cap: ['dropped: not ended at the maximum length', '舍弃：到了最大长度还没结束'],
   no_repeat: ['forbidden: it would repeat an n-gram', '禁止：会重复一个 n 元组'],
   constraint: ['forbidden: by a constraint or the forced beginning', '禁止：由于约束或固定的开头'],
-  duplicate: ['dropped: the same text as another hypothesis', '舍弃：与另一个假设文字相同'],
-  early_stop: ['dropped: at best it could still reach {cut}, not enough', '舍弃：最多只能达到 {cut}，进不了最好之列'],
-  unknown: ['dropped', '舍弃'],
+  duplicate: ['dropped: the text of another hypothesis', '舍弃：与另一个假设文字相同'],
+  early_stop: ['dropped: it could reach {cut} at best, not enough', '舍弃：最多只能达到 {cut}，进不了最好之列'],
 });
 
 const BEAM_ROW = 26;
@@ -63,7 +60,6 @@ const BEAM_COLUMN = 112;
 const BEAM_LIST_ROW = 30;
 const BEAM_PAGE = 100;
 const BEAM_MARGIN = 18;
-const BEAM_TREES = new WeakMap();
 
 // Close the gaps that the tree layout leaves in a column, keeping its order, with the winner of every column level.
 function beamPack(columns, y, winner) {
@@ -84,23 +80,21 @@ function beamPack(columns, y, winner) {
 
 // The nodes with what the drawing needs: children best first, the winner's path, positions by d3's tree layout.
 export function buildBeam(ex) {
-  if (!BEAM_TREES.has(ex)) BEAM_TREES.set(ex, beamTree(ex));
-  return BEAM_TREES.get(ex);
+  ex.tree ??= ex.beam && beamTree(ex);
+  return ex.tree;
 }
 
 function beamTree(ex) {
-  if (!ex.beam) return null;
-  const names = ['parent', 'token', 'logprob', 'cum', 'step', 'reason', 'cut'];
-  const fields = Object.fromEntries(names.map((name) => [name, ex.tensor(ex.beam.nodes[name])?.data]));
-  const { parent, cum, step } = fields;
-  if (!parent?.length) return null;
+  const { width, reasons, nodes } = ex.beam;
+  const fields = Object.fromEntries(Object.entries(nodes).map(([name, tensor]) => [name, ex.tensor(tensor).data]));
+  const { parent, token, cum, step, reason, cut } = fields;
   const count = parent.length;
   const children = Array.from({ length: count }, () => []);
   for (let i = 1; i < count; i++) children[parent[i]].push(i);
-  const listed = (ex.nbest ?? []).filter((entry) => Number.isInteger(entry.leaf));
+  const listed = ex.nbest.filter((entry) => entry.leaf !== null);
   const leaves = listed.map((entry) => entry.leaf);
-  const winner = new Set([0]);
-  for (let node = leaves[0] ?? 0; node > 0; node = parent[node]) winner.add(node);
+  const path = (node) => (node > 0 ? [...path(parent[node]), node] : []);
+  const winner = new Set([0, ...path(leaves[0])]);
   for (const list of children) list.sort((a, b) => winner.has(b) - winner.has(a) || cum[b] - cum[a]);
   // The best child stands in the middle of its siblings, so the winner's path runs level.
   const spread = (list) => [...list.filter((_, i) => i % 2).reverse(), ...list.filter((_, i) => i % 2 === 0)];
@@ -118,76 +112,53 @@ function beamTree(ex) {
   const [top, bottom] = beamPack(columns, y, winner);
   for (let i = 0; i < count; i++) y[i] += BEAM_MARGIN - top;
   const extent = [(steps + 1) * BEAM_COLUMN + BEAM_MARGIN, bottom - top + 2 * BEAM_MARGIN];
-  const { width, reasons } = ex.beam;
-  return { ...fields, count, children, winner, listed, leaves, x, y, columns, steps, width, reasons, extent };
+
+  const text = (way) => way.map((node) => ex.token_texts[token[node]] ?? '').join('').trim();
+
+  // The n-best list, then the other hypotheses that ended, best first: {leaf, text, sum, normalised or null}.
+  function finished() {
+    const [best] = listed;
+    // Only the GNMT penalty can be computed from the length; it must give the score that the search reported.
+    const alpha = Number(/^gnmt ([\d.]+)$/.exec(ex.score.penalty)?.[1]);
+    const normalise = (node) => cum[node] / ((6 + step[node]) / 6) ** alpha;
+    const known = best && Math.abs(normalise(best.leaf) - best.normalised) < 1e-3;
+    const name = reasons.indexOf('worse_finished');
+    const others = [...reason.keys()].filter((node) => node && reason[node] === name).map((leaf) => (
+      { leaf, text: text(path(parent[leaf])), sum: cum[leaf], normalised: known ? normalise(leaf) : null }));
+    others.sort((a, b) => (b.normalised ?? b.sum) - (a.normalised ?? a.sum));
+    return [...listed, ...others];
+  }
+
+  return {
+    ...fields, count, children, winner, leaves, x, y, columns, steps, width, extent, path, text, finished,
+    label: (node) => (node ? (ex.token_texts[token[node]] ?? `#${token[node]}`).trim() || '␣' : translate('beam.root')),
+    // How a node is drawn: whether it is part of the translation, or the search kept it, or ended with it among its best.
+    kind(node) {
+      if (winner.has(node)) return 'winner';
+      return ['kept', 'finished'].includes(reasons[reason[node]]) ? 'kept' : 'dropped';
+    },
+    // Why the node was kept or dropped, in words, from the scores of the search.
+    why(node) {
+      const rank = leaves.indexOf(node);
+      let name = reasons[reason[node]];
+      if (name === 'kept' && winner.has(node)) name = 'winner';
+      if (['beam_full', 'worse_finished', 'early_stop'].includes(name) && Number.isNaN(cut[node])) return translate('beam.dropped');
+      return translate(`reason.${name}`, {
+        width,
+        rank: rank + 1,
+        normalised: formatScore(listed[rank]?.normalised),
+        cum: formatNumber(cum[node]),
+        cut: (name === 'beam_full' ? formatNumber : formatScore)(cut[node]),
+        short: formatNumber(cut[node] - cum[node]),
+      });
+    },
+  };
 }
 
-function beamToken(ex, beam, node) {
-  if (node === 0) return translate('beam.root');
-  return (ex.token_texts?.[beam.token[node]] ?? `#${beam.token[node]}`).trim() || '␣';
-}
-
-function beamPath(beam, node) {
-  const path = [];
-  for (let at = node; at > 0; at = beam.parent[at]) path.unshift(at);
-  return path;
-}
-
-function beamText(ex, beam, path) {
-  return path.map((node) => ex.token_texts?.[beam.token[node]] ?? '').join('').trim();
-}
-
-// The n-best list, then the other hypotheses that ended, best first: {leaf, text, sum, normalised or null}.
-export function beamFinished(ex, beam) {
-  const [best] = beam.listed;
-  // Only the GNMT penalty can be computed from the length; it must give the score that the search reported.
-  const alpha = Number(/^gnmt ([\d.]+)$/.exec(ex.score?.penalty)?.[1]);
-  const normalise = (node) => beam.cum[node] / ((6 + beam.step[node]) / 6) ** alpha;
-  const known = best && Math.abs(normalise(best.leaf) - best.normalised) < 1e-3;
-  const name = beam.reasons.indexOf('worse_finished');
-  const others = [...beam.reason.keys()].filter((node) => node && beam.reason[node] === name).map((leaf) => ({
-    leaf,
-    text: beamText(ex, beam, beamPath(beam, beam.parent[leaf])),
-    sum: beam.cum[leaf],
-    normalised: known ? normalise(leaf) : null,
-  }));
-  others.sort((a, b) => (b.normalised ?? b.sum) - (a.normalised ?? a.sum));
-  return [...beam.listed, ...others];
-}
-
-// How a node is drawn: whether it is part of the translation, or the search kept it, or ended with it among its best.
-function beamKind(beam, node) {
-  if (beam.winner.has(node)) return 'winner';
-  return ['kept', 'finished'].includes(beam.reasons[beam.reason[node]]) ? 'kept' : 'dropped';
-}
-
-// Why the node was kept or dropped, in words, from the scores of the search.
-function beamReason(beam, node) {
-  const [cut, cum] = [beam.cut[node], beam.cum[node]];
-  const rank = beam.leaves.indexOf(node);
-  let name = beam.reasons[beam.reason[node]];
-  if (name === 'finished' && rank < 0) name = 'finishedPlain';
-  else if (name === 'kept' && beam.winner.has(node)) name = 'winner';
-  else if (['beam_full', 'worse_finished', 'early_stop'].includes(name) && Number.isNaN(cut)) name = 'unknown';
-  return translate(hasString(`reason.${name}`) ? `reason.${name}` : 'reason.unknown', {
-    width: beam.width,
-    rank: rank + 1,
-    normalised: formatScore(beam.listed[rank]?.normalised),
-    cum: formatNumber(cum),
-    cut: (name === 'beam_full' ? formatNumber : formatScore)(cut),
-    short: formatNumber(cut - cum),
-  });
-}
-
-// A table with a row for each node; the second cell is the row's header and selects the node.
-function beamTable(attributes, keys, rows) {
-  const style = (key) => ({ class: { sum: attributes.optional, reason: 'why' }[key] ?? null });
-  return make('table.data', { 'aria-labelledby': attributes.labelledby },
-    make('thead', make('tr', keys.map((key) => make('th', { scope: 'col', ...style(key) }, translate(`beam.column.${key}`))))),
-    make('tbody', rows.map(({ node, selected, onclick, lang, cells }) =>
-      make('tr', { 'data-leaf': node, class: selected ? 'selected' : null }, cells.map((cell, i) => (i === 1
-        ? make('th', { scope: 'row' }, make('button.plain.text', { onclick }, make('bdi', { lang }, cell)))
-        : make('td', style(keys[i]), cell)))))));
+// The scores of the translation and of another hypothesis: normalised where both are known so.
+export function beamScores(best, other) {
+  const key = other.normalised === null ? 'sum' : 'normalised';
+  return { best: formatScore(best[key]), score: formatScore(other[key]) };
 }
 
 export function mountBeam(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
@@ -202,9 +173,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   let finished = [];
   let shape = 'tree';
 
-  const token = (node) => beamToken(ex, beam, node);
   const chance = (node) => formatLogprob(beam.logprob[node]);
-  const score = ({ normalised, sum }) => formatScore(normalised ?? sum);
 
   // The node that is selected, or the translation's node at the selected step.
   function active() {
@@ -225,8 +194,20 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   }
 
   function name(node) {
-    if (node === 0) return translate('beam.root');
-    return translate('beam.node', { step: beam.step[node] + 1, token: token(node), p: chance(node), reason: beamReason(beam, node) });
+    if (node === 0) return beam.label(0);
+    return translate('beam.node', { step: beam.step[node] + 1, token: beam.label(node), p: chance(node), reason: beam.why(node) });
+  }
+
+  // A table with a row, [node, ...cells], for each node; the second cell is the row's header and selects the node.
+  function nodeTable(id, titles, rows) {
+    const style = (i) => ({ class: { 'beam.sum': id && 'optional', 'beam.outcome': 'why' }[titles[i]] });
+    const cell = (content, i, onclick) => (i === 1
+      ? make('th', { scope: 'row' }, make('button.plain.text', { onclick }, make('bdi', { lang: ex.target.lang }, content)))
+      : make('td', style(i), content));
+    return make('table.data', { 'aria-labelledby': id },
+      make('thead', make('tr', titles.map((key, i) => make('th', { scope: 'col', ...style(i) }, translate(key))))),
+      make('tbody', rows.map(([node, ...cells]) =>
+        make('tr', { 'data-row': node }, cells.map((content, i) => cell(content, i, () => select(node)))))));
   }
 
   // A scrolling tree with one tab stop. `moves(node)` maps keys to the node that they lead to, or to a function.
@@ -237,8 +218,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       'data-widget': 'beam',
       onclick: ({ target }) => {
         const item = target.closest('[role="treeitem"]');
-        if (target.closest('.twist')) toggle(Number(item.dataset.node));
-        else if (item) select(Number(item.dataset.node));
+        if (item) (target.closest('.twist') ? toggle : select)(Number(item.dataset.node));
       },
       onkeydown: (event) => {
         const node = active();
@@ -252,7 +232,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     }, content);
   }
 
-  function itemAttributes(node) {
+  function itemAttributes(node, isOpen) {
     const siblings = node ? beam.children[beam.parent[node]] : [0];
     return {
       id: `beam-node-${node}`,
@@ -261,14 +241,8 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       'aria-level': beam.step[node] + 2,
       'aria-setsize': siblings.length,
       'aria-posinset': siblings.indexOf(node) + 1,
-      'aria-expanded': beam.children[node].length ? true : null,
+      'aria-expanded': beam.children[node].length ? isOpen : null,
     };
-  }
-
-  // Scroll a box as little as brings [from, to] into view.
-  function revealRange(box, side, size, from, to) {
-    if (from < box[side]) box[side] = from;
-    else if (to > box[side] + box[size]) box[side] = to - box[size];
   }
 
   // The drawing: a canvas of the window's size under tree items for the nodes in view.
@@ -287,23 +261,16 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       End: beam.leaves[0],
     };
   });
-  let frame = 0;
-  let widths = new Map();
-  let version = 0;
-  const schedule = () => {
-    cancelAnimationFrame(frame);
-    frame = requestAnimationFrame(draw);
-  };
-  treeScroller.addEventListener('scroll', schedule);
-  new ResizeObserver(schedule).observe(treeScroller);
+  const widths = new Map(); // of names
+  treeScroller.addEventListener('scroll', draw);
+  new ResizeObserver(draw).observe(treeScroller);
 
   function buildTree() {
     const [wide, high] = beam.extent;
     Object.assign(space.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
     treeScroller.style.blockSize = `${Math.min(high + 26, 420)}px`;
     legend.replaceChildren(...['winner', 'kept', 'dropped'].map((kind) => make(`span.key.beam-${kind}`, translate(`beam.${kind}`))));
-    widths = new Map();
-    version += 1;
+    items.replaceChildren();
     treeScroller.scrollTop = beam.y[active()] - treeScroller.clientHeight / 2;
   }
 
@@ -322,15 +289,11 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   function draw() {
     const { clientWidth: wide, clientHeight: high, scrollLeft: left, scrollTop: top } = treeScroller;
     if (!beam || !wide) return;
-    const ratio = window.devicePixelRatio || 1;
-    const size = [wide, high].map((length) => Math.round(length * ratio));
-    if (canvas.width !== size[0] || canvas.height !== size[1]) {
-      [canvas.width, canvas.height] = size;
-      Object.assign(canvas.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
-    }
+    const ratio = devicePixelRatio;
+    [canvas.width, canvas.height] = [wide, high].map((length) => Math.round(length * ratio));
+    Object.assign(canvas.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
     const context = canvas.getContext('2d');
     context.setTransform(ratio, 0, 0, ratio, -left * ratio, -top * ratio);
-    context.clearRect(left, top, wide, high);
     context.font = `15px ${getComputedStyle(treeScroller).getPropertyValue('--serif')}`;
     const [accent, soft, edge, ink, panel] = ['accent', 'accent-soft', 'edge', 'ink', 'panel'].map((each) => themeColor(`--${each}`));
     const stroke = (color, width) => {
@@ -354,7 +317,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const isAbove = (node) => beam.y[node] < top - BEAM_ROW;
     const isBelow = (node) => beam.y[node] > top + high + BEAM_ROW;
     const end = (node) => {
-      const text = token(node);
+      const text = beam.label(node);
       if (!widths.has(text)) widths.set(text, context.measureText(text).width);
       return beam.x[node] + 10 + Math.min(BEAM_COLUMN - 34, widths.get(text));
     };
@@ -364,7 +327,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       for (const node of nodes) {
         const parent = beam.parent[node];
         const unseen = (isAbove(node) && isAbove(parent)) || (isBelow(node) && isBelow(parent));
-        if (node === 0 || unseen || beamKind(beam, node) !== kind) continue;
+        if (node === 0 || unseen || beam.kind(node) !== kind) continue;
         const [x0, y0, x1, y1] = [end(parent), beam.y[parent], beam.x[node] - 5, beam.y[node]];
         const bend = Math.max(12, (x1 - x0) / 2);
         context.moveTo(x0, y0);
@@ -374,10 +337,10 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       stroke(color, kind === 'winner' ? 3 : 1);
     }
     const chosen = active();
-    const path = new Set(beamPath(beam, chosen));
+    const path = new Set(beam.path(chosen));
     const shown = nodes.filter((node) => !isAbove(node) && !isBelow(node));
     for (const node of shown) {
-      const kind = beamKind(beam, node);
+      const kind = beam.kind(node);
       circle(node, kind === 'winner' ? 5 : 4);
       context.fillStyle = kind === 'dropped' ? panel : colors[kind];
       context.fill();
@@ -396,15 +359,14 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const placed = new Map([...items.children].map((item) => [Number(item.dataset.node), item]));
     const free = [...placed].filter(([node]) => !nodes.includes(node)).map(([, item]) => item);
     for (const node of nodes) {
-      const item = placed.get(node) ?? free.pop() ?? items.appendChild(make('div', { role: 'treeitem' }, make('bdi')));
-      const key = `${version} ${node}`;
-      if (item.dataset.key !== key) {
-        item.firstChild.textContent = token(node);
-        setAttributes(item, { ...itemAttributes(node), 'data-key': key, class: beam.winner.has(node) ? 'winner' : null });
-        setAttributes(item.firstChild, { lang: ex.target.lang });
+      let item = placed.get(node);
+      if (!item) {
+        item = free.pop() ?? items.appendChild(make('div', { role: 'treeitem' }, make('bdi', { lang: ex.target.lang })));
+        item.firstChild.textContent = beam.label(node);
+        setAttributes(item, { ...itemAttributes(node, true), class: beam.winner.has(node) ? 'winner' : null });
         item.style.transform = `translate(${beam.x[node] - 9}px, ${beam.y[node] - BEAM_ROW / 2}px)`;
       }
-      if (item.ariaSelected !== String(node === chosen)) item.ariaSelected = node === chosen;
+      item.ariaSelected = node === chosen;
     }
     for (const item of free) item.remove();
     treeScroller.setAttribute('aria-activedescendant', `beam-node-${chosen}`);
@@ -443,7 +405,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   }
 
   function updateList() {
-    for (const node of [0, ...beamPath(beam, beam.parent[active()])]) opened.add(node);
+    for (const node of [0, ...beam.path(beam.parent[active()])]) opened.add(node);
     showRows();
     const at = rows.indexOf(active()) * BEAM_LIST_ROW;
     revealRange(listScroller, 'scrollTop', 'clientHeight', at, at + BEAM_LIST_ROW);
@@ -456,9 +418,8 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const from = Math.max(0, Math.floor(listScroller.scrollTop / BEAM_LIST_ROW) - 4);
     const shown = rows.slice(from, from + Math.ceil((listScroller.clientHeight || 420) / BEAM_LIST_ROW) + 8);
     listSpace.replaceChildren(...shown.map((node, i) => {
-      const attributes = itemAttributes(node);
-      if (attributes['aria-expanded']) attributes['aria-expanded'] = opened.has(node);
-      const row = make(`div.${beamKind(beam, node)}`, {
+      const attributes = itemAttributes(node, opened.has(node));
+      const row = make(`div.${beam.kind(node)}`, {
         ...attributes,
         role: 'treeitem',
         'aria-selected': node === chosen,
@@ -466,9 +427,9 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       },
       make('span.twist', { 'aria-hidden': true }, { true: '▾', false: '▸' }[attributes['aria-expanded']]),
       make('span.dot', { 'aria-hidden': true }),
-      make('bdi', { lang: ex.target.lang }, token(node)),
+      make('bdi', { lang: ex.target.lang }, beam.label(node)),
       make('span.number', node > 0 && chance(node)),
-      make('span.why', node > 0 && beamReason(beam, node)));
+      make('span.why', node > 0 && beam.why(node)));
       row.style.insetBlockStart = `${(from + i) * BEAM_LIST_ROW}px`;
       return row;
     }));
@@ -481,24 +442,20 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function updateTable() {
     const nodes = [...beam.parent.keys()].filter((node) => node && isKnown(node));
-    page = Math.max(0, Math.min(page, Math.ceil(nodes.length / BEAM_PAGE) - 1));
+    page = clamp(page, 0, Math.ceil(nodes.length / BEAM_PAGE) - 1);
     const from = page * BEAM_PAGE;
     const part = nodes.slice(from, from + BEAM_PAGE);
     const turn = (by, key, disabled) => make('button', {
       disabled,
       onclick: () => {
         page += by;
-        updateTable();
+        update();
       },
     }, translate(key));
     tableBox.replaceChildren(
-      make('div.scroll', { tabindex: 0, role: 'region', 'aria-label': translate('beam.table') },
-        beamTable({}, ['step', 'token', 'p', 'sum', 'reason'], part.map((node) => ({
-          selected: node === active(),
-          onclick: () => select(node),
-          lang: ex.target.lang,
-          cells: [beam.step[node] + 1, token(node), chance(node), formatNumber(beam.cum[node]), beamReason(beam, node)],
-        })))),
+      scrollRegion(translate('beam.table'),
+        nodeTable(null, ['beam.steps', 'nav.token', 'strip.probability', 'beam.sum', 'beam.outcome'], part.map((node) =>
+          [node, beam.step[node] + 1, beam.label(node), chance(node), formatNumber(beam.cum[node]), beam.why(node)]))),
       make('div.row',
         turn(-1, 'beam.earlier', page === 0),
         make('span.quiet', translate('beam.page', { from: from + 1, to: from + part.length, count: nodes.length })),
@@ -507,53 +464,40 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   }
 
   const views = {
-    tree: { node: make('div', treeScroller, legend), build: buildTree, update: updateTree },
-    list: {
-      node: listScroller,
-      build() {
-        opened = new Set(beam.winner);
-      },
-      update: updateList,
-    },
-    table: {
-      node: tableBox,
-      build() {
-        page = 0;
-      },
-      update: updateTable,
-    },
+    tree: [make('div', treeScroller, legend), updateTree],
+    list: [listScroller, updateList],
+    table: [tableBox, updateTable],
   };
 
   function show() {
-    for (const button of shapes.children) button.ariaPressed = button.dataset.shape === shape;
-    stage.replaceChildren(views[shape].node);
-    views[shape].build();
+    const choose = (each) => () => {
+      shape = each;
+      show();
+    };
+    fillGroup(shapes, translate('beam.shapes'), Object.keys(views).map((each) =>
+      [translate(`beam.${each}`), { 'aria-pressed': each === shape, onclick: choose(each) }]));
+    stage.replaceChildren(views[shape][0]);
+    opened = new Set(beam.winner);
+    page = 0;
+    buildTree();
     update(true);
   }
 
   function update(moved) {
-    views[shape].update(moved);
+    views[shape][1](moved);
     showDetail();
-    for (const row of nbest.querySelectorAll('tr[data-leaf]')) row.classList.toggle('selected', Number(row.dataset.leaf) === store.get().node);
+    for (const row of body.querySelectorAll('[data-row]')) row.classList.toggle('selected', Number(row.dataset.row) === active());
   }
 
   function build() {
     beam = buildBeam(ex);
     stage.replaceChildren();
     if (!beam) return;
-    shapes.ariaLabel = translate('beam.shapes');
     for (const box of [treeScroller, listScroller]) box.ariaLabel = translate('beam.title');
-    shapes.replaceChildren(...Object.keys(views).map((each) => make('button', {
-      'data-shape': each,
-      onclick: () => {
-        shape = each;
-        show();
-      },
-    }, translate(`beam.${each}`))));
-    const left = ex.limits?.beam_dropped;
+    const { dropped } = ex.beam;
     note.textContent = translate('beam.count', { nodes: beam.count - 1, steps: beam.steps, width: beam.width })
-      + (left ? translate('beam.left', { count: left }) : '');
-    finished = beamFinished(ex, beam);
+      + (dropped ? translate('beam.left', { count: dropped }) : '');
+    finished = beam.finished();
     showAnswer();
     showFinished();
     show();
@@ -564,19 +508,18 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const [best, other] = finished;
     answer.textContent = best && !other ? translate('beam.only') : '';
     if (!other) return;
-    const [ours, theirs] = [best, other].map(({ leaf }) => beamPath(beam, leaf));
-    const at = ours.findIndex((node, i) => node !== theirs[i]);
-    if (at < 0 || theirs[at] === undefined) return;
-    const said = (node) => quoted(token(node), ex.target.lang);
+    const ways = [best, other].map(({ leaf }) => beam.path(leaf));
+    const at = ways[0].findIndex((node, i) => node !== ways[1][i]);
+    const [ours, theirs] = ways.map((way) => way[at]);
+    const said = (text) => quoted(text, ex.target.lang);
     answer.replaceChildren(...sentence('beam.runner', {
-      other: quoted(other.text, ex.target.lang),
-      score: score(other),
-      best: score(other.normalised === null ? { sum: best.sum } : best),
+      ...beamScores(best, other),
+      other: said(other.text),
       step: at + 1,
-      ours: said(ours[at]),
-      theirs: said(theirs[at]),
-      p: chance(ours[at]),
-      q: chance(theirs[at]),
+      ours: said(beam.label(ours)),
+      theirs: said(beam.label(theirs)),
+      p: chance(ours),
+      q: chance(theirs),
     }));
   }
 
@@ -584,13 +527,8 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     nbest.hidden = !finished.length;
     nbest.replaceChildren(
       make('h3', { id: 'beam-finished' }, translate('beam.finished')),
-      beamTable({ labelledby: 'beam-finished', optional: 'optional' }, ['rank', 'text', 'normalised', 'sum'],
-        finished.slice(0, 8).map(({ leaf, text, normalised, sum }, rank) => ({
-          node: leaf,
-          onclick: () => select(leaf),
-          lang: ex.target.lang,
-          cells: [rank + 1, text, formatScore(normalised), formatNumber(sum)],
-        }))),
+      nodeTable('beam-finished', ['strip.rank', 'beam.text', 'beam.score', 'beam.sum'], finished.slice(0, 8).map(
+        ({ leaf, text, normalised, sum }, rank) => [leaf, rank + 1, text, formatScore(normalised), formatNumber(sum)])),
       make('p.quiet', translate('beam.finishedHint')),
     );
   }
@@ -600,15 +538,15 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     detail.replaceChildren();
     if (node === 0) return;
     const { lang } = ex.target;
-    const way = beamPath(beam, node);
+    const way = beam.path(node);
     const before = way.slice(0, -1);
-    const text = (before.length > 12 ? '… ' : '') + beamText(ex, beam, before.slice(-12));
-    const reason = beamReason(beam, node);
+    const text = (before.length > 12 ? '… ' : '') + beam.text(before.slice(-12));
+    const reason = beam.why(node);
     detail.append(
-      make('h3', `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(token(node), lang)),
+      make('h3', `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(beam.label(node), lang)),
       make('p.answer', { id: 'beam-reason' }, `${reason[0].toLocaleUpperCase()}${reason.slice(1)}${translate('beam.stop')}`),
       make('p.quiet', text && [...sentence('beam.after', { text: quoted(text, lang) }), ' · '],
-        `${translate('beam.column.p')} ${chance(node)} · ${translate('beam.column.sum')} ${formatNumber(beam.cum[node])}`),
+        `${translate('strip.probability')} ${chance(node)} · ${translate('beam.sum')} ${formatNumber(beam.cum[node])}`),
     );
     const isEnd = ex.target.tokens.some(({ special, id }) => special && id === beam.token[node]);
     if (beam.winner.has(node) || isEnd) return;
@@ -618,18 +556,18 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
         make('span.quiet', translate('beam.continueHint'))));
     } else {
       detail.append(make('p.quiet', translate('beam.continueFile')),
-        make('code.command', { tabindex: 0 }, explainCommand(ex, ['--prefix', shellQuote(beamText(ex, beam, way))])));
+        make('code.command', { tabindex: 0 }, explainCommand(ex, ['--prefix', shellQuote(beam.text(way))])));
     }
   }
 
   // Translate again with the tokens up to a node forced.
   async function resume(ids) {
-    const { beam: width, length_penalty: penalty } = ex.request ?? {};
+    const { beam: width, length_penalty: penalty } = ex.request;
     announce(translate('page.loading'));
     try {
       const next = await api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids });
       store.set({ node: null });
-      replace(decodeExplanation(next));
+      replace(next);
       visit('strip');
     } catch (error) {
       fail(error);

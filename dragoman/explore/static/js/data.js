@@ -10,11 +10,7 @@ const TENSOR_TYPES = {
 };
 
 function dataBytes(text) {
-  if (typeof Uint8Array.fromBase64 === 'function') return Uint8Array.fromBase64(text);
-  const binary = atob(text);
-  const bytes = new Uint8Array(binary.length);
-  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
-  return bytes;
+  return Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
 // Base 85 of RFC 1924 with "." for "<": five characters hold four bytes.
@@ -35,176 +31,125 @@ function dataBase85(text) {
 export async function readIsland(island) {
   const stream = new Blob([dataBase85(island.textContent)]).stream().pipeThrough(new DecompressionStream('deflate'));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  let at = bytes.indexOf(10);
+  let at = bytes.indexOf(10) + 1;
   const json = JSON.parse(new TextDecoder().decode(bytes.subarray(0, at)));
-  at += 1;
   for (const entry of Object.values(json.tensors)) {
     const size = entry.shape.reduce((a, b) => a * b, TENSOR_TYPES[entry.dtype].BYTES_PER_ELEMENT);
     entry.bytes = bytes.slice(at, at + size);
     at += size;
   }
-  return json;
+  return decodeExplanation(json);
 }
 
-// {data, shape, pool}: floats as Float32Array, integers as Int32Array.
-export function decodeTensor(entry) {
-  const bytes = entry.bytes ?? dataBytes(entry.data);
-  const type = TENSOR_TYPES[entry.dtype];
-  const raw = new type(bytes.buffer, bytes.byteOffset, bytes.byteLength / type.BYTES_PER_ELEMENT);
-  const scale = entry.scale ?? 1;
-  let data;
-  if (entry.dtype === 'f32') data = raw;
-  else if (entry.code === 'sqrt') {
+// {data, shape, pool}: `data` has floats where the numbers were scaled, else their own type.
+function decodeTensor({ dtype, code, scale, shape, pool, data: text, bytes = dataBytes(text) }) {
+  let data = new TENSOR_TYPES[dtype](bytes.buffer);
+  if (code === 'sqrt') {
     const table = Float32Array.from({ length: 256 }, (_, u) => scale * (u / 255) ** 2);
-    data = Float32Array.from(raw, (u) => table[u]);
-  } else if (entry.code === 'linear' && entry.dtype === 'i8') {
-    data = Float32Array.from(raw, (v) => (scale * v) / 127);
-  } else data = Int32Array.from(raw);
-  return { data, shape: entry.shape, pool: entry.pool ?? null };
+    data = Float32Array.from(data, (u) => table[u]);
+  } else if (dtype === 'i8') data = Float32Array.from(data, (v) => (scale * v) / 127);
+  return { data, shape, pool };
 }
 
 // Group that holds position i of a pooled axis; edges are group borders.
 export function poolGroup(edges, i) {
-  if (!edges) return i;
-  let low = 0;
-  let high = edges.length - 2;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (edges[middle] <= i) low = middle;
-    else high = middle - 1;
-  }
-  return low;
+  return edges ? edges.findLastIndex((edge, group) => edge <= i && group < edges.length - 1) : i;
 }
 
 export function decodeExplanation(json) {
-  const cache = new Map();
-  const sites = new Map((json.sites ?? []).map((site) => [site.id, site]));
-  const heads = new Map((json.heads ?? []).map((head) => [`${head.site}.${head.head}`, head]));
+  const { source, target, steps } = json;
+  const sites = new Map(json.sites.map((site) => [site.id, site]));
+  const heads = new Map(json.heads.map((head) => [`${head.site}.${head.head}`, head]));
+  const decoded = {};
   const memo = new Map();
-  const remember = (key, make) => {
-    if (!memo.has(key)) memo.set(key, make());
+  const remember = (key, compute) => {
+    if (!memo.has(key)) memo.set(key, compute());
     return memo.get(key);
   };
   const ex = {
     ...json,
     tensors: { ...json.tensors },
-    tensor(name) {
-      if (name === null || name === undefined || !(name in ex.tensors)) return null;
-      if (!cache.has(name)) cache.set(name, decodeTensor(ex.tensors[name]));
-      return cache.get(name);
-    },
+    tensor: (name) => (name in ex.tensors ? decoded[name] ??= decodeTensor(ex.tensors[name]) : null),
     // More tensors that came later (an attribution on demand).
     addTensors(tensors) {
       Object.assign(ex.tensors, tensors);
-      for (const name of Object.keys(tensors)) cache.delete(name);
       memo.clear();
     },
-    site: (id) => sites.get(id) ?? null,
+    site: (id) => sites.get(id),
     siteMatrix(id, measure) {
       const site = sites.get(id);
-      if (!site) return null;
-      return ex.tensor(measure === 'contribution' ? site.contribution : site.tensor);
+      return ex.tensor(measure === 'contribution' ? site?.contribution : site?.tensor);
     },
-    headSummary: (name) => heads.get(name) ?? null,
+    headSummary: (name) => heads.get(name),
     // Change of the translation's log-probability without the head: the exact one where known.
     headEffect(name) {
-      const effect = heads.get(name)?.effect;
-      if (!effect) return null;
-      return effect.exact ?? effect.estimate ?? null;
+      const { exact, estimate } = heads.get(name)?.effect ?? {};
+      return exact ?? estimate;
     },
     crossSites: () => [...sites.values()].filter((site) => site.group === 'cross' && site.key === 'source'),
     // Attention weights of one head from target token t to the source tokens, or null.
     crossRow(id, head, t) {
-      const site = sites.get(id);
-      const matrix = site && site.key === 'source' ? ex.siteMatrix(id, 'weights') : null;
-      return matrix ? dataRow(matrix, head, t, ex.source.tokens.length) : null;
+      const matrix = sites.get(id)?.key === 'source' && ex.siteMatrix(id, 'weights');
+      return matrix ? dataRow(matrix, head, t, source.tokens.length) : null;
     },
     // Whether the target is a list of classes with one step for all of them.
-    hasClasses: ['classify', 'pairs'].includes(json.model?.task),
+    hasClasses: ['classify', 'pairs'].includes(json.model.task),
     // The token that stands at step t: of a classifier, the predicted class.
     outputToken(t) {
-      if (!ex.hasClasses) return json.target.tokens[t] ?? { text: '', special: true };
-      const id = json.steps[t]?.id;
-      return json.target.tokens.find((token) => token.id === id) ?? { text: json.steps[t]?.top[0]?.[1] ?? '' };
+      const { id, top } = steps[t] ?? {};
+      const [, text = ''] = top?.find(([each]) => each === id) ?? top?.[0] ?? [];
+      return (!ex.hasClasses && target.tokens[t]) || { text };
+    },
+    // Attributions that have numbers here.
+    attributions: () => ex.attribution.filter((entry) => ex.tensor(entry.source)),
+    // The numbers of an attribution for target token t, one for each source token, or null. A language model has no
+    // source: it reads its own text, one position earlier.
+    attributionRow(entry, t) {
+      const count = source.tokens.length || target.tokens.length;
+      const { data, shape } = ex.tensor(source.tokens.length ? entry.source : entry.target) ?? { shape: [] };
+      return t < shape[0] && shape[1] === count ? data.subarray(t * count, (t + 1) * count) : null;
     },
     // Cross-attention of target token t, averaged over all heads, or null.
-    attentionMean: (t) => remember(`mean ${t}`, () => dataAttentionMean(ex, t)),
+    attentionMean: (t) => remember(`mean ${t}`, () => {
+      const rows = crossRows(t);
+      return rows.length ? Float32Array.from(rows[0].row, (_, i) => rows.reduce((sum, { row }) => sum + row[i], 0) / rows.length) : null;
+    }),
     // How much each source token counted for target token t: attribution where there is one, else mean cross-attention.
-    sourceWeights: (t) => remember(`source ${t}`, () => dataSourceWeights(ex, t)),
-    strongestHead: (t) => remember(`head ${t}`, () => dataStrongestHead(ex, t)),
+    sourceWeights: (t) => remember(`source ${t}`, () => {
+      const [entry] = ex.attributions();
+      const row = entry && ex.attributionRow(entry, t);
+      const sizes = row ? Float32Array.from(row, Math.abs) : ex.attentionMean(t);
+      if (!sizes || !source.tokens.length) return null;
+      const sum = sizes.reduce((a, b) => a + b, 0) || 1;
+      const values = sizes.map((value) => value / sum);
+      let strongest = -1;
+      values.forEach((value, i) => {
+        if (!source.tokens[i].special && !(value <= values[strongest])) strongest = i;
+      });
+      return { values, from: row ? 'attribution' : 'attention', strongest };
+    }),
+    // The cross-attention head that attends most to what counted most for token t: {name, site, head, weight, src}.
+    strongestHead: (t) => remember(`head ${t}`, () => {
+      const src = ex.sourceWeights(t)?.strongest ?? -1;
+      const rows = src < 0 ? [] : crossRows(t);
+      const weight = Math.max(...rows.map(({ row }) => row[src]));
+      const best = rows.find(({ row }) => row[src] === weight);
+      return best && { ...best, weight, src };
+    }),
   };
+  // What each cross-attention head reads for target token t: {name, site, head, row}.
+  const crossRows = (t) => ex.crossSites().flatMap(({ id, heads: count }) => Array.from({ length: count }, (_, head) =>
+    ({ name: `${id}.${head}`, site: id, head, row: ex.crossRow(id, head, t) }))).filter(({ row }) => row);
   return ex;
 }
 
 // Row t of head h over n keys; a pooled group's mass is spread over its members.
-function dataRow(matrix, h, t, n) {
-  const [, queries, keys] = matrix.shape;
-  const q = poolGroup(matrix.pool?.q, t);
-  if (q >= queries) return null;
+function dataRow({ shape: [, queries, keys], pool, data }, h, t, n) {
+  const q = poolGroup(pool?.q, t);
   const start = (h * queries + q) * keys;
-  if (!matrix.pool?.k) return keys === n ? matrix.data.subarray(start, start + keys) : null;
+  if (q >= queries || (!pool && keys !== n)) return null;
+  if (!pool) return data.subarray(start, start + keys);
   const row = new Float32Array(n);
-  for (let k = 0; k < keys; k++) {
-    const [from, to] = [matrix.pool.k[k], matrix.pool.k[k + 1]];
-    for (let i = from; i < to && i < n; i++) row[i] = matrix.data[start + k] / (to - from);
-  }
+  pool.k.slice(1).forEach((to, k) => row.fill(data[start + k] / (to - pool.k[k]), pool.k[k], to));
   return row;
-}
-
-function dataArgMax(values, skip) {
-  let best = -1;
-  for (let i = 0; i < values.length; i++) {
-    if (!skip(i) && (best < 0 || values[i] > values[best])) best = i;
-  }
-  return best;
-}
-
-function dataAttentionMean(ex, t) {
-  const count = ex.source.tokens.length;
-  const rows = ex.crossSites().flatMap((site) =>
-    Array.from({ length: site.heads }, (_, h) => ex.crossRow(site.id, h, t)).filter(Boolean));
-  if (!rows.length) return null;
-  const mean = new Float32Array(count);
-  for (const row of rows) for (let i = 0; i < count; i++) mean[i] += row[i] / rows.length;
-  return mean;
-}
-
-function dataSourceWeights(ex, t) {
-  const count = ex.source?.tokens?.length ?? 0;
-  const attribution = (ex.attribution ?? []).find((each) => ex.tensor(each.source));
-  const special = (i) => ex.source.tokens[i].special;
-  let values = null;
-  let from = null;
-  if (attribution) {
-    const tensor = ex.tensor(attribution.source);
-    if (tensor.shape[1] === count && t < tensor.shape[0]) {
-      const row = tensor.data.subarray(t * count, (t + 1) * count);
-      values = Float32Array.from(row, Math.abs);
-      from = 'attribution';
-    }
-  }
-  if (!values) {
-    values = ex.attentionMean(t);
-    from = 'attention';
-  }
-  if (!values) return null;
-  const sum = values.reduce((a, b) => a + b, 0) || 1;
-  const parts = values.map((value) => value / sum);
-  return { values: parts, from, strongest: dataArgMax(parts, special) };
-}
-
-// The cross-attention head that attends most to what counted most for token t: {name, site, head, weight, src}.
-function dataStrongestHead(ex, t) {
-  const weights = ex.sourceWeights(t);
-  if (!weights || weights.strongest < 0) return null;
-  let best = null;
-  for (const site of ex.crossSites()) {
-    for (let head = 0; head < site.heads; head++) {
-      const row = ex.crossRow(site.id, head, t);
-      if (row && (!best || row[weights.strongest] > best.weight)) {
-        best = { name: `${site.id}.${head}`, site: site.id, head, weight: row[weights.strongest] };
-      }
-    }
-  }
-  return best && { ...best, src: weights.strongest };
 }

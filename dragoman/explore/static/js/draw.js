@@ -1,14 +1,15 @@
 // Drawing on canvas: matrices by a table of 256 colours, and line charts. Canvases are hidden from
 // assistive technology; table.js has the same numbers.
+import { clamp, make } from './parts.js';
 import { onTheme } from './theme.js';
 
+const DRAW_ANGLE = (-52 * Math.PI) / 180;
+const drawQueue = new Set();
 let drawColours = null;
 
 onTheme(() => {
   drawColours = null;
 });
-
-const drawQueue = new Set();
 
 // Run `paint` once, after every panel has changed its elements: reading a size or setting a canvas's font between
 // two changes lays the whole page out each time.
@@ -25,142 +26,100 @@ export function paintLater(paint) {
   drawQueue.add(paint);
 }
 
-function drawResolve(names) {
-  const probe = document.createElement('span');
-  probe.className = 'colour-probe';
-  document.body.append(probe);
-  const colours = names.map((name) => {
-    probe.style.color = `var(${name})`;
-    return drawParse(getComputedStyle(probe).color);
+// `count` colours from the first CSS colour to the last, packed for pixels.
+function drawRamp(colours, count) {
+  const stops = colours.map((colour) => {
+    const numbers = colour.match(/-?[\d.]+(?:e-?\d+)?/g).slice(0, 3); // of "rgb(1, 2, 3)" or "color(srgb 0.1 0.2 0.3)"
+    return numbers.map((number) => number * (colour.startsWith('color(') ? 255 : 1));
   });
-  probe.remove();
-  return colours;
-}
-
-// "rgb(1, 2, 3)" and "color(srgb 0.1 0.2 0.3)" as [red, green, blue] of 0 to 255.
-function drawParse(text) {
-  const numbers = (text.match(/-?[\d.]+(?:e-?\d+)?/g) ?? ['0', '0', '0']).slice(0, 3).map(Number);
-  return text.startsWith('color(') ? numbers.map((value) => value * 255) : numbers;
-}
-
-function drawRamp(stops, count) {
-  return Array.from({ length: count }, (_, i) => {
+  const table = new Uint32Array(count);
+  const bytes = new Uint8Array(table.buffer).fill(255);
+  for (let i = 0; i < count; i++) {
     const at = (i / (count - 1)) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
-    return stops[low].map((value, c) => Math.round(value + (at - low) * (stops[low + 1][c] - value)));
-  });
-}
-
-function drawPack(colours) {
-  const table = new Uint32Array(colours.length);
-  const bytes = new Uint8Array(table.buffer);
-  colours.forEach((colour, i) => bytes.set([...colour, 255], 4 * i));
+    bytes.set(stops[low].map((value, c) => Math.round(value + (at - low) * (stops[low + 1][c] - value))), 4 * i);
+  }
   return table;
 }
 
-function drawCss(colour) {
-  return `rgb(${colour.map(Math.round).join(' ')})`;
-}
-
-// Colours of the theme in use: `heat` and `signed` are packed tables of 256, the rest CSS colours.
-export function palette() {
+// Colours of the theme in use: `heat` and `signed` are tables for pixels, the rest CSS colours.
+function palette() {
   if (drawColours) return drawColours;
-  const heat = drawResolve(['--heat-0', '--heat-1', '--heat-2', '--heat-3']);
-  const negative = drawResolve(['--minus-3', '--minus-2', '--minus-1']);
-  const positive = drawResolve(['--plus-1', '--plus-2', '--plus-3']);
-  const [ink, soft, line, accent, surface, minus, plus] = drawResolve([
-    '--draw-ink', '--draw-soft', '--draw-line', '--draw-accent', '--draw-surface', '--minus-2', '--plus-2',
-  ]).map(drawCss);
-  drawColours = {
-    heat: drawPack(drawRamp(heat, 256)),
-    signed: drawPack(drawRamp([...negative, heat[0], ...positive], 255).concat([positive[2]])),
-    ink, soft, line, accent, surface, minus, plus,
-    font: getComputedStyle(document.body).fontFamily,
+  const probe = make('span.colour-probe');
+  document.body.append(probe);
+  const resolve = (name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
   };
+  const heat = [0, 1, 2, 3].map((i) => resolve(`heat-${i}`));
+  drawColours = {
+    heat: drawRamp(heat, 256),
+    signed: drawRamp([...[3, 2, 1].map((i) => resolve(`minus-${i}`)), ...heat], 255),
+    font: getComputedStyle(probe).fontFamily,
+  };
+  for (const name of ['ink', 'soft', 'line', 'accent', 'surface']) drawColours[name] = resolve(`draw-${name}`);
+  probe.remove();
   return drawColours;
 }
 
-// Entry of the colour table: square root, so that small weights are seen; signed values from the middle.
-export function colourIndex(value, scale, signed) {
-  const root = Math.min(1, Math.sqrt(Math.abs(value) / (scale || 1)));
-  if (signed) return 127 + Math.sign(value) * Math.round(127 * root);
-  return Math.round(255 * root);
-}
-
-// Image of rows x cols values from `start`; blocks larger than `most` cells a side show their maximum.
+// Image of rows x cols values from `start`, at most `most` pixels a side: then each shows the maximum of a block.
 export function cellImage(data, start, rows, cols, { scale = 1, signed = false, most = Infinity } = {}) {
-  const colours = palette();
-  const table = signed ? colours.signed : colours.heat;
-  const height = Math.min(rows, most);
-  const width = Math.min(cols, most);
-  const image = new ImageData(Math.max(1, width), Math.max(1, height));
-  const pixels = new Uint32Array(image.data.buffer);
-  const factor = 1 / (scale || 1);
-  if (!signed && height === rows && width === cols) {
-    const count = rows * cols;
-    for (let i = 0; i < count; i++) {
-      const root = Math.sqrt(data[start + i] * factor);
-      pixels[i] = table[root >= 1 ? 255 : (255 * root + 0.5) | 0];
-    }
-    return image;
-  }
+  const table = palette()[signed ? 'signed' : 'heat'];
+  const [height, width] = [rows, cols].map((count) => clamp(count, 1, most));
   const largest = new Float32Array(width * height);
   const columns = Uint32Array.from({ length: cols }, (_, c) => Math.floor((c * width) / cols));
-  for (let r = 0, from = start; r < rows; r++, from += cols) {
+  for (let r = 0; r < rows; r++) {
     const row = Math.floor((r * height) / rows) * width;
     for (let c = 0; c < cols; c++) {
-      const value = data[from + c];
-      const most = largest[row + columns[c]];
-      if (value > most ? value > -most : value < -most) largest[row + columns[c]] = value;
+      const at = row + columns[c];
+      const value = data[start + r * cols + c];
+      if (Math.abs(value) > Math.abs(largest[at])) largest[at] = value;
     }
   }
-  for (let i = 0; i < largest.length; i++) pixels[i] = table[colourIndex(largest[i], scale, signed)];
+  const image = new ImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  // By the square root, so that small weights are seen; signed values from the middle.
+  for (let i = 0; i < pixels.length; i++) {
+    const root = Math.min(1, Math.sqrt(Math.abs(largest[i]) / scale));
+    pixels[i] = table[signed ? 127 + Math.sign(largest[i]) * Math.round(127 * root) : Math.round(255 * root)];
+  }
   return image;
 }
 
 export function paintImage(canvas, image) {
-  if (canvas.width !== image.width) canvas.width = image.width;
-  if (canvas.height !== image.height) canvas.height = image.height;
+  const { width, height } = image;
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   canvas.getContext('2d', { willReadFrequently: true }).putImageData(image, 0, 0);
 }
 
-// Size a canvas in CSS pixels and return its context, scaled to the device's pixels.
+// Size a canvas in CSS pixels, which clears it, and return its context, scaled to the device's pixels.
 function drawContext(canvas, width, height) {
-  const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  const sizes = [width, height].map((size) => Math.max(1, Math.round(size * devicePixelRatio)));
+  [canvas.width, canvas.height] = sizes;
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
   const context = canvas.getContext('2d');
-  context.setTransform(canvas.width / width, 0, 0, canvas.height / height, 0, 0);
-  context.clearRect(0, 0, width, height);
+  context.scale(sizes[0] / width, sizes[1] / height);
+  return drawFont(context);
+}
+
+function drawFont(context, weight = 400) {
+  context.font = `${weight} 12px ${palette().font}`;
   return context;
 }
 
-function drawFont(context, size, weight = 400) {
-  context.font = `${weight} ${size}px ${palette().font}`;
-}
-
-const DRAW_ANGLE = (-52 * Math.PI) / 180;
-const DRAW_SIZE = 12;
-
 function drawWidest(context, labels, most) {
-  let widest = 0;
-  for (const label of labels) widest = Math.max(widest, context.measureText(label).width);
-  return Math.min(most, widest);
+  return clamp(Math.max(...labels.map((label) => context.measureText(label).width)), 0, most);
 }
 
 // Space for the labels and the size of a cell for a matrix of labels in `width` CSS pixels.
-export function matrixLayout(canvas, rowLabels, colLabels, width, { least = 8, largest = 26 } = {}) {
-  const context = canvas.getContext('2d');
-  drawFont(context, DRAW_SIZE, 700);
-  const narrow = width < 420;
-  const left = Math.ceil(drawWidest(context, rowLabels, narrow ? 76 : 120)) + 10;
-  const slanted = drawWidest(context, colLabels, narrow ? 76 : 104);
+export function matrixLayout(canvas, rowLabels, colLabels, width) {
+  const context = drawFont(canvas.getContext('2d'), 700);
+  const isNarrow = width < 420;
+  const left = Math.ceil(drawWidest(context, rowLabels, isNarrow ? 76 : 120)) + 10;
+  const slanted = drawWidest(context, colLabels, isNarrow ? 76 : 104);
   const top = Math.ceil(slanted * Math.sin(-DRAW_ANGLE)) + 16;
   const right = Math.ceil(slanted * Math.cos(DRAW_ANGLE)) + 12;
-  const room = (width - left - right) / Math.max(1, colLabels.length);
-  const cell = Math.max(least, Math.min(largest, Math.floor(room)));
+  const cell = clamp(Math.floor((width - left - right) / colLabels.length), 8, 26);
   return {
     left, top, right, cell, slanted,
     width: left + cell * colLabels.length + right,
@@ -168,129 +127,99 @@ export function matrixLayout(canvas, rowLabels, colLabels, width, { least = 8, l
   };
 }
 
-function drawClipped(context, text, x, y, most) {
-  let shown = text;
-  if (context.measureText(shown).width > most + 1) {
-    const clusters = [...new Intl.Segmenter().segment(text)].map((each) => each.segment);
-    while (clusters.length > 1 && context.measureText(`${clusters.join('')}…`).width > most) clusters.pop();
-    shown = `${clusters.join('')}…`;
-  }
-  context.fillText(shown, x, y);
+function drawShortened(context, text, most) {
+  if (context.measureText(text).width <= most + 1) return text;
+  const clusters = Array.from(new Intl.Segmenter().segment(text), (each) => each.segment);
+  const shown = () => `${clusters.join('')}…`;
+  while (clusters.length > 1 && context.measureText(shown()).width > most) clusters.pop();
+  return shown();
 }
 
-// Draw the visible part of a matrix with its labels. `view`: layout (of matrixLayout), image (a canvas with one
-// pixel a cell), rowLabels, colLabels, width, height, scrollX, scrollY, row, col (cursor or -1), colEdges
-// (borders between segments, in cells), pooled (whether a cell is a group and gets a border),
-// path (a column to mark in each row, or null).
+// Draw the visible part of a matrix with its labels. `view`: layout (of matrixLayout), image (a canvas with one pixel
+// a cell), rowLabels, colLabels, width, height, scrollX, scrollY, row, col (cursor or -1); there may be colEdges
+// (columns where segments begin), pooled (whether cells are groups and get a border), path (a column for each row).
 export function drawMatrix(canvas, view) {
-  const { left, top, cell, slanted } = view.layout;
-  const colours = palette();
-  const context = drawContext(canvas, view.width, view.height);
-  const x0 = left - view.scrollX;
-  const y0 = top - view.scrollY;
-  const rows = view.rowLabels.length;
-  const cols = view.colLabels.length;
-  const wide = cols * cell;
-  const high = rows * cell;
-  context.save();
-  context.beginPath();
-  context.rect(left, top, view.width - left, view.height - top);
-  context.clip();
-  context.imageSmoothingEnabled = false;
-  context.drawImage(view.image, x0, y0, wide, high);
-  context.fillStyle = view.pooled ? colours.line : colours.surface;
-  if (cell >= 12 || view.pooled) {
-    for (let r = 1; r < rows; r++) context.fillRect(x0, y0 + r * cell - 0.5, wide, 1);
-    for (let c = 1; c < cols; c++) context.fillRect(x0 + c * cell - 0.5, y0, 1, high);
-  }
-  context.fillStyle = colours.soft;
-  for (const edge of view.colEdges ?? []) context.fillRect(x0 + edge * cell - 1, y0, 2, high);
-  context.strokeStyle = colours.line;
-  context.lineWidth = 1;
-  context.strokeRect(x0 - 0.5, y0 - 0.5, wide + 1, high + 1);
-  context.strokeStyle = colours.accent;
-  context.lineWidth = 2;
-  (view.path ?? []).forEach((c, r) => {
-    if (c >= 0) context.strokeRect(x0 + c * cell + 2, y0 + r * cell + 2, cell - 4, cell - 4);
-  });
-  context.lineWidth = 1;
-  if (view.row >= 0) context.strokeRect(x0 - 0.5, y0 + view.row * cell - 0.5, wide + 1, cell + 1);
-  if (view.col >= 0) context.strokeRect(x0 + view.col * cell - 0.5, y0 - 0.5, cell + 1, high + 1);
-  if (view.row >= 0 && view.col >= 0) {
-    context.lineWidth = 2;
-    context.strokeStyle = colours.surface;
-    context.strokeRect(x0 + view.col * cell + 1, y0 + view.row * cell + 1, cell - 2, cell - 2);
-    context.strokeStyle = colours.accent;
-    context.strokeRect(x0 + view.col * cell - 1, y0 + view.row * cell - 1, cell + 2, cell + 2);
-  }
-  context.restore();
-  drawFont(context, DRAW_SIZE);
-  context.textBaseline = 'middle';
-  const every = Math.max(1, Math.ceil(14 / cell));
-  context.save();
-  context.beginPath();
-  context.rect(0, top - 2, left, view.height - top + 2);
-  context.clip();
-  context.textAlign = 'right';
-  drawAxis(context, view.rowLabels, view.row, every, (r, label) => {
-    drawClipped(context, label, left - 7, y0 + (r + 0.5) * cell, left - 9);
-  });
-  context.restore();
-  context.save();
-  context.beginPath();
-  context.rect(left - 2, 0, view.width - left + 2, top);
-  context.clip();
-  context.textAlign = 'left';
-  drawAxis(context, view.colLabels, view.col, every, (c, label) => {
+  const { layout: { left, top, cell, slanted }, width, height, rowLabels, colLabels, row, col, pooled } = view;
+  const { ink, soft, line, accent, surface } = palette();
+  const context = drawContext(canvas, width, height);
+  const [x0, y0] = [left - view.scrollX, top - view.scrollY];
+  const [rows, cols] = [rowLabels.length, colLabels.length];
+  const within = (x, y, draw) => {
     context.save();
-    context.translate(x0 + (c + 0.5) * cell + 1, top - 6);
-    context.rotate(DRAW_ANGLE);
-    drawClipped(context, label, 0, 0, slanted);
+    context.beginPath();
+    context.rect(x, y, x ? width : left, y ? height : top);
+    context.clip();
+    draw();
     context.restore();
+  };
+  const fill = (c, r, wide, high) => context.fillRect(x0 + c * cell - wide / 2, y0 + r * cell - high / 2, wide, high);
+  // A line around some cells, `out` pixels outside of their border.
+  const frame = (color, lineWidth, c, r, wide, high, out) => {
+    Object.assign(context, { strokeStyle: color, lineWidth });
+    context.strokeRect(x0 + c * cell - out, y0 + r * cell - out, wide * cell + 2 * out, high * cell + 2 * out);
+  };
+  within(left, top, () => {
+    context.imageSmoothingEnabled = false;
+    context.drawImage(view.image, x0, y0, cols * cell, rows * cell);
+    context.fillStyle = pooled ? line : surface;
+    if (cell >= 12 || pooled) {
+      for (let r = 1; r < rows; r++) fill(cols / 2, r, cols * cell, 1);
+      for (let c = 1; c < cols; c++) fill(c, rows / 2, 1, rows * cell);
+    }
+    context.fillStyle = soft;
+    for (const c of view.colEdges ?? []) fill(c, rows / 2, 2, rows * cell);
+    frame(line, 1, 0, 0, cols, rows, 0.5);
+    view.path?.forEach((c, r) => c < cols && frame(accent, 2, c, r, 1, 1, -2));
+    if (row >= 0) frame(accent, 1, 0, row, cols, 1, 0.5);
+    if (col >= 0) frame(accent, 1, col, 0, 1, rows, 0.5);
+    if (row >= 0 && col >= 0) {
+      frame(surface, 2, col, row, 1, 1, -1);
+      frame(accent, 2, col, row, 1, 1, 1);
+    }
   });
-  context.restore();
-}
-
-// Every n-th label, and always the chosen one, which replaces those that it would overlap.
-function drawAxis(context, labels, chosen, every, put) {
-  const colours = palette();
-  drawFont(context, DRAW_SIZE);
-  context.fillStyle = colours.ink;
-  for (let i = 0; i < labels.length; i += every) {
-    if (chosen < 0 || Math.abs(i - chosen) >= every) put(i, labels[i]);
-  }
-  if (chosen < 0) return;
-  drawFont(context, DRAW_SIZE, 700);
-  context.fillStyle = colours.accent;
-  put(chosen, labels[chosen]);
+  // Every n-th label, and always the chosen one, which replaces those that it would overlap.
+  const every = Math.max(1, Math.ceil(14 / cell));
+  const drawLabels = (labels, chosen, most, angle, place) => {
+    const put = (i) => {
+      context.save();
+      context.translate(...place((i + 0.5) * cell));
+      context.rotate(angle);
+      context.fillText(drawShortened(context, labels[i], most), 0, 0);
+      context.restore();
+    };
+    Object.assign(context, { fillStyle: ink, textBaseline: 'middle', textAlign: angle ? 'left' : 'right' });
+    for (let i = 0; i < labels.length; i += every) if (chosen < 0 || Math.abs(i - chosen) >= every) put(i);
+    drawFont(context, 700).fillStyle = accent;
+    if (chosen >= 0) put(chosen);
+  };
+  within(0, top - 2, () => drawLabels(rowLabels, row, left - 9, 0, (at) => [left - 7, y0 + at]));
+  within(left - 2, 0, () => drawLabels(colLabels, col, slanted, DRAW_ANGLE, (at) => [x0 + at + 1, top - 6]));
 }
 
 // A line chart. `chart`: series [{points: [[x, y]], accent, dots}], x and y ranges, xTicks and yTicks
 // [[value, label]]; `y` may be given downwards ([high, low]) and `log` takes logarithms of y.
-export function drawChart(canvas, { width, height, series, x, y, xTicks, yTicks, log = false }) {
-  const colours = palette();
+export function drawChart(canvas, { width, height, series, x, y, xTicks, yTicks, log }) {
+  const { ink, soft, line, accent } = palette();
   const context = drawContext(canvas, width, height);
-  drawFont(context, DRAW_SIZE);
   const left = Math.ceil(drawWidest(context, yTicks.map((tick) => tick[1]), 80)) + 12;
-  const inner = { left, top: 10, width: width - left - 12, height: height - 10 - 26 };
+  const right = width - 12;
   const scale = (value) => (log ? Math.log10(Math.max(value, 1)) : value);
   const part = (value, [low, high]) => (high === low ? 0.5 : (value - low) / (high - low));
-  const px = (value) => inner.left + inner.width * part(value, x);
-  const py = (value) => inner.top + inner.height * (1 - part(scale(value), y.map(scale)));
-  context.lineWidth = 1;
-  context.textBaseline = 'middle';
-  context.textAlign = 'right';
-  for (const [value, label] of yTicks) {
-    context.strokeStyle = colours.line;
+  const px = (value) => left + (right - left) * part(value, x);
+  const py = (value) => 10 + (height - 36) * (1 - part(scale(value), y.map(scale)));
+  Object.assign(context, { fillStyle: ink, textBaseline: 'middle', textAlign: 'right' });
+  const stroke = (points, color, lineWidth) => {
+    Object.assign(context, { strokeStyle: color, lineWidth, lineJoin: 'round' });
     context.beginPath();
-    context.moveTo(inner.left, Math.round(py(value)) + 0.5);
-    context.lineTo(inner.left + inner.width, Math.round(py(value)) + 0.5);
+    for (const point of points) context.lineTo(...point);
     context.stroke();
-    context.fillStyle = colours.ink;
-    context.fillText(label, inner.left - 8, py(value));
+  };
+  for (const [value, label] of yTicks) {
+    const at = Math.round(py(value)) + 0.5;
+    stroke([[left, at], [right, at]], line, 1);
+    context.fillText(label, left - 8, py(value));
   }
-  context.textAlign = 'center';
-  context.textBaseline = 'alphabetic';
+  Object.assign(context, { textBaseline: 'alphabetic', textAlign: 'center' });
   let taken = -Infinity;
   for (const [value, label] of xTicks) {
     const half = context.measureText(label).width / 2;
@@ -300,17 +229,12 @@ export function drawChart(canvas, { width, height, series, x, y, xTicks, yTicks,
     context.fillText(label, at, height - 6);
   }
   for (const each of series) {
-    context.strokeStyle = each.accent ? colours.accent : colours.soft;
-    context.fillStyle = context.strokeStyle;
-    context.lineWidth = each.accent ? 2.5 : 1;
-    context.lineJoin = 'round';
-    context.beginPath();
-    each.points.forEach(([a, b], i) => context[i ? 'lineTo' : 'moveTo'](px(a), py(b)));
-    context.stroke();
-    if (!each.dots) continue;
-    for (const [a, b] of each.points) {
+    const points = each.points.map(([a, b]) => [px(a), py(b)]);
+    context.fillStyle = each.accent ? accent : soft;
+    stroke(points, context.fillStyle, each.accent ? 2.5 : 1);
+    for (const point of each.dots ? points : []) {
       context.beginPath();
-      context.arc(px(a), py(b), 4, 0, 2 * Math.PI);
+      context.arc(...point, 4, 0, 2 * Math.PI);
       context.fill();
     }
   }

@@ -1,341 +1,333 @@
 // All heads at a glance: one thumbnail each, in groups, sorted and filtered by what was computed about them.
-import { element, setAttributes } from './dom.js';
+import { setAttributes } from './dom.js';
 import { cellImage, paintImage } from './draw.js';
-import { addStrings, formatChange, formatNumber, hasString, translate } from './i18n.js';
+import { addTexts, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { rovingFocus } from './keys.js';
+import { clamp, fillGroup, hasModifier, make, makeField } from './parts.js';
 import { headName, parseHead } from './state.js';
-import { dataTable, tableToggle, uniqueId } from './table.js';
+import { dataTable, tableToggle } from './table.js';
 import { onTheme } from './theme.js';
 
-const GRID_SORTS = ['layer', 'effect', 'entropy', 'label'];
+addTexts('group', {
+  encoder: ['Encoder self-attention', '编码器自注意力'],
+  decoder: ['Decoder self-attention', '解码器自注意力'],
+  cross: ['Cross-attention', '交叉注意力'],
+});
+addTexts('heads', {
+  name: ['{group}, layer {layer}, head {head} ({name})', '{group}，第 {layer} 层，第 {head} 头（{name}）'],
+  sort: ['Sort by', '排序'],
+  'sort.layer': ['Layer', '层'],
+  'sort.effect': ['Effect', '影响'],
+  'sort.entropy': ['Entropy', '熵'],
+  'sort.label': ['Label', '标签'],
+  filter: ['Show', '显示'],
+  'filter.all': ['all heads', '所有头'],
+  count: ['{count} heads are labelled “{label}”.', '有 {count} 个头的标签是“{label}”。'],
+  isOff: ['off', '已关闭'],
+  saidOn: ['Head {name} is on.', '头 {name} 已打开。'],
+  saidOff: ['Head {name} is off.', '头 {name} 已关闭。'],
+  most: ['most', '最大'],
+  'legend.weights': ['attention weight', '注意力权重'],
+  'legend.contribution': ['size of what the head adds', '这个头所加向量的大小'],
+  entropy: ['entropy {value} nats', '熵 {value} 奈特'],
+  distance: ['mean distance {value} tokens', '平均距离 {value} 个词元'],
+  exact: ['When off, the output’s log-probability changes by {change}', '关闭后输出的对数概率变化 {change}'],
+  estimate: ['When off, the log-probability changes by about {change} (estimate)', '关闭后对数概率约变化 {change}（估计）'],
+  effects: ['Measure every effect', '测量所有头的影响'],
+  effectsDone: ['{done} of {all} heads', '{all} 个头中已完成 {done} 个'],
+  effectsReady: ['Every effect was measured.', '所有头的影响都已测量。'],
+  noLabel: ['No label', '没有标签'],
+  noLabelMeans: ['No label: fits no known pattern on this sentence.', '没有标签：在这个句子上不符合任何已知模式。'],
+  tableCaption: ['All heads with their labels and measures', '所有头及其标签和度量'],
+  'column.head': ['Head', '头'],
+  'column.labels': ['Labels with scores', '标签与得分'],
+  'column.entropy': ['Entropy, nats', '熵（奈特）'],
+  'column.distance': ['Mean distance', '平均距离'],
+  'column.effect': ['Effect when off', '关闭后的影响'],
+});
+// Labels as "name: meaning".
+addTexts('label', {
+  offset: ['offset: in most rows the largest weight is this many tokens before or after the query', '偏移：多数行中最强的格子在这么多词元之前或之后'],
+  sink: ['sink: half of the weight or more is on special tokens or the first token', '汇聚：至少一半权重在特殊词元或第一个词元上'],
+  end: ['end: half of the weight or more is on the last token', '句末：至少一半权重在最后一个词元上'],
+  same_token: ['same token: reads other occurrences of the token', '相同词元：读取同一词元的其他位置'],
+  same_word: ['same word: reads the other subwords of the word', '同一个词：读取同一个词的其他子词'],
+  punctuation: ['punctuation: most of the weight is on punctuation', '标点：大部分权重在标点上'],
+  rare: ['rare: most of the weight is on rare tokens', '罕见词：大部分权重在罕见词元上'],
+  align: ['align: in most rows its strongest source token is the attribution’s', '对齐：多数行中最强的原文词元与归因一致'],
+  monotonic: ['monotonic: reads the source in the order of the target', '单调：按译文的顺序读原文'],
+  broad: ['broad: spreads its weight over nearly everything', '分散：权重几乎分散到所有词元'],
+  focused: ['focused: puts its weight on very few tokens', '集中：权重集中在很少的词元上'],
+  dead: ['dead: adds less than 1 % of what its layer’s heads add', '失效：所加的不到本层各头总和的 1 %'],
+});
+
 const GRID_SIDE = 64;
 const gridScales = new WeakMap();
+const whenIdle = globalThis.requestIdleCallback ?? ((task) => setTimeout(task, 200, { timeRemaining: () => 50 }));
 
-// Largest value of a site's contributions; attention weights always go from 0 to 1.
+// Largest size of a matrix's values; attention weights always go from 0 to 1.
 export function matrixScale(matrix, measure) {
-  if (measure !== 'contribution') return 1;
-  if (!gridScales.has(matrix)) {
-    let most = 0;
-    for (const value of matrix.data) if (value > most) most = value;
-    gridScales.set(matrix, most || 1);
-  }
+  if (measure === 'weights') return 1;
+  if (!gridScales.has(matrix)) gridScales.set(matrix, matrix.data.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1);
   return gridScales.get(matrix);
 }
 
-// The selected head, or the one that a person would want to see first.
-export function chosenHead(ex, state) {
-  if (state.site !== null && ex.site(state.site)) return { site: state.site, head: state.head ?? 0 };
-  const strongest = ex.strongestHead?.(state.step ?? 0);
-  if (strongest) return { site: strongest.site, head: strongest.head };
-  const first = ex.sites?.find((site) => site.tensor);
-  return first ? { site: first.id, head: 0 } : null;
+// The selected head, or the one that a person would want to see first: {site, head, name}.
+export function chosenHead(ex, { site, head, step }) {
+  if (ex.site(site)) return { site, head, name: headName(site, head) };
+  const first = ex.sites.find((each) => each.tensor)?.id;
+  return ex.strongestHead(step ?? 0) ?? (first ? { site: first, head: 0, name: headName(first, 0) } : null);
+}
+
+// Switch a head off, or on again; `patch` is what else changes.
+export function switchHead(name, { store, announce }, patch) {
+  const { off } = store.get();
+  const isOff = off.includes(name);
+  store.set({ ...patch, off: isOff ? off.filter((each) => each !== name) : [...off, name] }, { push: true });
+  announce(translate(isOff ? 'heads.saidOn' : 'heads.saidOff', { name }));
 }
 
 // "decoder self-attention" and the like, as it stands over a group and in names.
 export function groupTitle(group) {
-  return hasString(`group.${group}`) ? translate(`group.${group}`) : group;
+  return translate(`group.${group}`);
 }
 
 export function headTitle(ex, name) {
-  const parsed = parseHead(name);
-  const site = parsed && ex.site(parsed[0]);
-  if (!site) return name;
-  return translate('heads.name', { group: groupTitle(site.group), layer: site.layer, head: parsed[1], name });
+  const [id, head] = parseHead(name);
+  const { group, layer } = ex.site(id);
+  return translate('heads.name', { group: groupTitle(group), layer, head, name });
 }
 
-// A label's name in the page's language: "offset −1" keeps its number.
-export function labelTitle(label) {
-  const [, kind, rest] = /^(.*?)( ?[-−+]?\d+)?$/.exec(label);
-  const key = `label.${kind.trim()}`;
-  return (hasString(key) ? translate(key) : kind) + (rest ?? '').replace('-', '−');
+// What is known of a head's effect: {exact, estimate}, each null where it was not computed.
+export function effectText(effect) {
+  const kind = ['exact', 'estimate'].find((each) => Number.isFinite(effect?.[each]));
+  return kind ? translate(`heads.${kind}`, { change: formatChange(effect[kind]) }) : '';
 }
 
-function gridLabelMeaning(label) {
-  const key = `label.${label.replace(/ ?[-−+]?\d+$/, '')}.means`;
-  return hasString(key) ? translate(key) : '';
+// A label's name and meaning in the page's language: "offset −1" keeps its number.
+function gridLabel(label) {
+  const [, kind, number = ''] = /^(.*?)( [-+]?\d+)?$/.exec(label);
+  const key = `label.${kind.replace(' ', '_')}`;
+  const [title, meaning = ''] = hasString(key) ? translate(key).split(/: |：/) : [kind];
+  return { title: title + number.replace('-', '−'), meaning };
 }
 
-function gridEffectText(head) {
-  const effect = head?.effect;
-  if (effect?.exact !== null && effect?.exact !== undefined) {
-    return translate('heads.effectExact', { change: formatChange(effect.exact) });
-  }
-  if (effect?.estimate !== null && effect?.estimate !== undefined) {
-    return translate('heads.effectEstimate', { change: formatChange(effect.estimate) });
-  }
-  return '';
+function gridLabels(summary) {
+  return [...summary?.labels ?? []].sort((a, b) => b[1] - a[1]);
 }
 
-function gridFacts(head) {
-  return [
-    gridEffectText(head),
-    typeof head?.entropy === 'number' ? translate('heads.entropy', { value: formatNumber(head.entropy) }) : '',
-    typeof head?.distance === 'number' ? translate('heads.distance', { value: formatNumber(head.distance, 1) }) : '',
-  ].filter(Boolean);
+function gridLabelTexts(summary) {
+  return gridLabels(summary).map(([label, score]) => `${gridLabel(label).title} ${formatNumber(score)}`).join(', ');
 }
 
-function gridLabels(head) {
-  return [...(head?.labels ?? [])].sort((a, b) => b[1] - a[1]);
-}
-
-// Heads by group: [{title, rows: [{title, heads}]}] in the order that the state asks for.
-function gridGroups(ex, state) {
-  const heads = (ex.sites ?? []).filter((site) => site.tensor && ex.tensors[site.tensor]).flatMap((site) =>
-    Array.from({ length: site.heads }, (_, head) => {
-      const name = headName(site.id, head);
-      return { name, site, head, summary: ex.headSummary(name) };
-    }));
-  const shown = heads.filter((each) => !state.label || gridLabels(each.summary).some(([label]) => label === state.label));
-  const gather = (key) => {
-    const parts = new Map();
-    for (const each of shown) {
-      const of = key(each);
-      if (!parts.has(of)) parts.set(of, []);
-      parts.get(of).push(each);
-    }
-    return [...parts];
+// Heads by group: [{title, rows: [{title, heads, value}]}] in the order that the state asks for.
+function gridGroups(ex, { sort, label: wanted }) {
+  const heads = ex.sites.filter((site) => site.tensor).flatMap((site) => Array.from({ length: site.heads }, (_, head) => {
+    const name = headName(site.id, head);
+    return { name, site, summary: ex.headSummary(name) };
+  })).filter(({ summary }) => !wanted || gridLabels(summary).some(([label]) => label === wanted));
+  // One row, by the number of each head; without a number it comes last.
+  const sorted = (list, number, format) => {
+    const value = (each) => number(each) ?? Infinity;
+    return [{ heads: list.sort((a, b) => value(a) - value(b)), value: format && ((each) => format(number(each))) }];
   };
-  if (state.sort === 'label') {
-    const best = (each) => gridLabels(each.summary)[0] ?? ['', 0];
-    return gather((each) => state.label || best(each)[0])
-      .sort(([a], [b]) => (a === '') - (b === '') || a.localeCompare(b))
-      .map(([label, list]) => {
-        const score = (each) => gridLabels(each.summary).find(([name]) => name === label)?.[1] ?? 0;
-        list.sort((a, b) => score(b) - score(a));
-        return {
-          title: label ? labelTitle(label) : translate('heads.noLabel'),
-          rows: [{ heads: list, value: label ? (each) => formatNumber(score(each)) : null }],
-        };
-      });
+  if (sort === 'label') {
+    const score = (each, label) => gridLabels(each.summary).find(([name]) => name === label)?.[1] ?? 0;
+    const groups = Object.groupBy(heads, ({ summary }) => wanted || (gridLabels(summary)[0]?.[0] ?? ''));
+    return Object.keys(groups).sort((a, b) => !a - !b || a.localeCompare(b)).map((label) => ({
+      title: label ? gridLabel(label).title : translate('heads.noLabel'),
+      rows: sorted(groups[label], (each) => -score(each, label), label && ((number) => formatNumber(-number))),
+    }));
   }
-  const order = ['encoder', 'decoder', 'cross'];
-  const place = (group) => (order.includes(group) ? order.indexOf(group) : order.length);
-  return gather((each) => each.site.group).sort(([a], [b]) => place(a) - place(b)).map(([group, list]) => {
-    if (state.sort === 'layer') {
-      const rows = new Map();
-      for (const each of list) {
-        if (!rows.has(each.site.id)) rows.set(each.site.id, { title: each.site.id, heads: [] });
-        rows.get(each.site.id).heads.push(each);
-      }
-      return { title: groupTitle(group), rows: [...rows.values()] };
-    }
-    const number = state.sort === 'effect'
-      ? (each) => ex.headEffect(each.name) ?? Infinity
-      : (each) => each.summary?.entropy ?? Infinity;
-    const list2 = [...list].sort((a, b) => number(a) - number(b));
-    const value = (each) => (Number.isFinite(number(each))
-      ? (state.sort === 'effect' ? formatChange(number(each)) : formatNumber(number(each))) : '–');
-    return { title: groupTitle(group), rows: [{ heads: list2, value }] };
-  });
+  return ['encoder', 'decoder', 'cross'].map((group) => {
+    const list = heads.filter(({ site }) => site.group === group);
+    const rows = {
+      layer: () => Object.entries(Object.groupBy(list, ({ site }) => site.id)).map(([title, each]) => ({ title, heads: each })),
+      effect: () => sorted(list, ({ name }) => ex.headEffect(name), formatChange),
+      entropy: () => sorted(list, ({ summary }) => summary?.entropy, formatNumber),
+    }[sort]();
+    return list.length && { title: groupTitle(group), rows };
+  }).filter(Boolean);
 }
 
-function gridNext(cells, from, down) {
-  const box = from.getBoundingClientRect();
-  const middle = box.left + box.width / 2;
-  let best = null;
-  for (const cell of cells) {
-    const other = cell.getBoundingClientRect();
-    const away = down ? other.top - box.bottom : box.top - other.bottom;
-    if (away < -1) continue;
-    const aside = Math.abs(other.left + other.width / 2 - middle);
-    const cost = away * 4 + aside;
-    if (!best || cost < best.cost) best = { cell, cost };
-  }
-  return best?.cell ?? null;
-}
-
-function whenIdle(task) {
-  return globalThis.requestIdleCallback ? requestIdleCallback(task) : setTimeout(task, 200, { timeRemaining: () => 50 });
+// The nearest cell above or below another: its row counts more than its column.
+function gridNext(cells, from, isDown) {
+  const here = from.getBoundingClientRect();
+  const [next] = cells.map((cell) => {
+    const { left, top, bottom } = cell.getBoundingClientRect();
+    const away = isDown ? top - here.bottom : here.top - bottom;
+    return { cell, away, cost: 4 * away + Math.abs(left - here.left) };
+  }).filter(({ away }) => away >= -1).sort((a, b) => a.cost - b.cost);
+  return next?.cell;
 }
 
 export function mountGrid(root, { store, api, current, onExplanation, announce, fail, visit }) {
-  const cells = new Map();
-  const readId = uniqueId('head-read');
-  const sorts = element('div', { class: 'segments', role: 'group' });
-  const filter = element('select', { onchange: () => store.set({ label: filter.value }) });
-  const filterName = element('span');
-  const effects = element('button', { type: 'button', class: 'plain', hidden: true, onclick: measureAll });
-  const board = element('div', { class: 'heads-board', role: 'group', 'data-widget': 'heads' });
-  const readout = element('div', { class: 'head-read', id: readId });
-  const legend = element('p', { class: 'ramp-legend', 'aria-hidden': 'true' });
-  const count = element('p', { class: 'quiet heads-count', role: 'status' });
+  const sorts = make('div.segments', { role: 'group' });
+  const filter = make('select', { onchange: () => store.set({ label: filter.value }) });
+  const effects = make('button.plain', { onclick: measureAll });
+  const board = make('div', {
+    role: 'group',
+    'data-widget': 'heads',
+    onclick: ({ target }) => {
+      const name = nameOf(target);
+      if (!name) return;
+      const [site, head] = parseHead(name);
+      store.set({ site, head, zoom: null }, { push: true });
+      read(name);
+    },
+    ondblclick: ({ target }) => nameOf(target) && visit('head'),
+    onpointerover: ({ target }) => read(nameOf(target)),
+    onpointerleave: () => read(),
+    onfocusin: ({ target }) => read(nameOf(target)),
+    onfocusout: () => read(),
+    onkeydown: (event) => {
+      const cell = event.target;
+      if (hasModifier(event) || ![' ', 'ArrowDown', 'ArrowUp'].includes(event.key)) return;
+      event.preventDefault();
+      if (event.key === ' ') switchHead(nameOf(cell), { store, announce });
+      else roving.focus(gridNext([...cells.values()], cell, event.key === 'ArrowDown'));
+    },
+  });
+  const readout = make('div.head-read', { id: 'head-read' });
+  const legend = make('p.ramp-legend', { 'aria-hidden': true });
+  const count = make('p.quiet', { role: 'status' });
+  let cells = new Map(); // by the head's name
+  let drawn = new WeakSet();
   let table = null;
-  const drawn = new Set();
   let filled = null; // the explanation whose heads the cells are
   let pointed = null;
   let idle = 0;
 
   const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) draw(entry.target.closest('.head-cell').dataset.head);
+    for (const { isIntersecting, target } of entries) if (isIntersecting) draw(target.parentElement);
   }, { rootMargin: '160px' });
-  addEventListener('beforeprint', () => [...cells.keys()].forEach(draw));
-  const roving = rovingFocus(board, { items: () => [...cells.values()], onMove: (cell) => read(cell.dataset.head) });
+  addEventListener('beforeprint', () => [...cells.values()].forEach(draw));
+  const roving = rovingFocus(board, { items: () => [...cells.values()] });
 
-  function draw(name) {
-    const ex = current();
-    const cell = cells.get(name);
-    if (!cell || drawn.has(name)) return;
-    drawn.add(name);
-    const [id, head] = parseHead(name);
+  function nameOf(target) {
+    return target.closest('.head-cell')?.dataset.head;
+  }
+
+  function focusedName() {
+    return board.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+  }
+
+  function draw(cell) {
+    if (drawn.has(cell) || !cell.isConnected) return;
+    drawn.add(cell);
+    const [id, head] = parseHead(cell.dataset.head);
     const { measure } = store.get();
-    const own = ex.siteMatrix(id, measure);
-    const matrix = own ?? ex.siteMatrix(id, 'weights');
+    const own = current().siteMatrix(id, measure);
+    const matrix = own ?? current().siteMatrix(id, 'weights');
     const [, rows, cols] = matrix.shape;
-    const image = cellImage(matrix.data, head * rows * cols, rows, cols, {
-      scale: matrixScale(matrix, own ? measure : 'weights'), most: GRID_SIDE,
-    });
-    paintImage(cell.firstChild, image);
+    const scale = matrixScale(matrix, own ? measure : 'weights');
+    paintImage(cell.firstChild, cellImage(matrix.data, head * rows * cols, rows, cols, { scale, most: GRID_SIDE }));
+  }
+
+  function missing() {
+    return [...cells.values()].filter((cell) => !drawn.has(cell));
   }
 
   // What is out of sight follows when nothing else is to do, so that it is there in print and in pictures.
   function drawLater(deadline) {
-    idle = 0;
-    for (const name of cells.keys()) {
-      if (drawn.has(name)) continue;
-      if (deadline.timeRemaining() < 4) {
-        idle = whenIdle(drawLater);
-        return;
-      }
-      draw(name);
-    }
+    const left = missing();
+    while (left.length && deadline.timeRemaining() >= 4) draw(left.shift());
+    idle = left.length && whenIdle(drawLater);
   }
 
   // Draw what is not drawn yet: first what is in view.
   function drawMissing() {
     watcher.disconnect();
-    if (!idle) idle = whenIdle(drawLater);
-    for (const [name, cell] of cells) if (!drawn.has(name)) watcher.observe(cell.firstChild);
+    idle ||= whenIdle(drawLater);
+    for (const cell of missing()) watcher.observe(cell.firstChild);
   }
 
   function redraw() {
-    drawn.clear();
+    drawn = new WeakSet();
     drawMissing();
   }
 
-  function cellLabel(each, state) {
-    const labels = gridLabels(each.summary).map(([label, score]) => `${labelTitle(label)} ${formatNumber(score)}`);
-    return [
-      headTitle(current(), each.name),
-      state.off.includes(each.name) ? translate('heads.isOff') : '',
-      labels.join(', '),
-      gridEffectText(each.summary),
-    ].filter(Boolean).join(', ');
-  }
-
-  // A head's cell: the one there was, with its picture, if only the order changes.
-  function makeCell(each, value, known) {
-    const cell = known.get(each.name) ?? element('button', {
-      type: 'button', class: 'head-cell', tabindex: -1, 'data-head': each.name, 'aria-describedby': readId,
-      onclick: () => choose(each.name),
-      ondblclick: () => visit('head'),
-      onpointerenter: () => read(each.name),
-      onpointerleave: () => read(null),
-    }, element('canvas', { width: 1, height: 1, 'aria-hidden': 'true' }));
-    cell.querySelector('.head-value')?.remove();
-    if (value) cell.append(element('span', { class: 'head-value' }, value(each)));
-    cells.set(each.name, cell);
-    return cell;
-  }
-
-  function choose(name) {
-    const [site, head] = parseHead(name);
-    store.set({ site, head, zoom: null }, { push: true });
-    read(name);
-  }
-
-  function toggle(name) {
-    const { off } = store.get();
-    const on = off.includes(name);
-    store.set({ off: on ? off.filter((each) => each !== name) : [...off, name] }, { push: true });
-    announce(translate(on ? 'heads.saidOn' : 'heads.saidOff', { name }));
-  }
-
   // What is known about the head under the pointer, in focus or selected.
-  function read(name) {
+  function read(name = null) {
     const ex = current();
     if (!ex) return;
     pointed = name;
-    const focused = board.contains(document.activeElement) ? document.activeElement.dataset.head : null;
-    const chosen = chosenHead(ex, store.get());
-    const shown = name ?? focused ?? (chosen && headName(chosen.site, chosen.head));
-    const head = shown && ex.headSummary(shown);
-    readout.replaceChildren();
+    const shown = name ?? focusedName() ?? chosenHead(ex, store.get())?.name;
     if (!shown) return;
-    const labels = gridLabels(head);
-    readout.append(
-      element('p', { class: 'read-title' }, headTitle(ex, shown)),
-      element('p', { class: 'read-facts' }, gridFacts(head).map((fact) => element('span', {}, fact))),
-      labels.length
-        ? element('ul', { class: 'labels' }, labels.map(([label, score]) => element('li', {},
-          element('span', { class: 'tag' }, `${labelTitle(label)} `, element('b', {}, formatNumber(score))),
-          ' ', gridLabelMeaning(label))))
-        : element('p', { class: 'quiet' }, translate('heads.noLabelMeans')),
-    );
+    const summary = ex.headSummary(shown);
+    const facts = [
+      effectText(summary?.effect),
+      ...[['entropy', 2], ['distance', 1]].map(([key, digits]) => Number.isFinite(summary?.[key])
+        && translate(`heads.${key}`, { value: formatNumber(summary[key], digits) })),
+    ].filter(Boolean);
+    const labels = gridLabels(summary).map(([label, score]) => {
+      const { title, meaning } = gridLabel(label);
+      return make('li', make('span.tag', `${title} `, make('b', formatNumber(score))), ' ', meaning);
+    });
+    readout.replaceChildren(
+      make('p.read-title', headTitle(ex, shown)),
+      make('p.read-facts', facts.map((fact) => make('span', fact))),
+      labels.length ? make('ul.labels', labels) : make('p.quiet', translate('heads.noLabelMeans')));
   }
 
   // Selected and off heads; names are made anew where something changed, or everywhere.
   function mark(all = false) {
     const ex = current();
-    const state = store.get();
-    const chosen = chosenHead(ex, state);
-    const name = chosen && headName(chosen.site, chosen.head);
-    for (const [key, cell] of cells) {
-      const isOff = state.off.includes(key);
+    const { off } = store.get();
+    const chosen = chosenHead(ex, store.get())?.name;
+    for (const [name, cell] of cells) {
+      const isOff = off.includes(name);
       if (all || isOff !== cell.classList.contains('is-off')) {
+        const summary = ex.headSummary(name);
+        const words = [headTitle(ex, name), isOff && translate('heads.isOff'), gridLabelTexts(summary)].filter(Boolean).join(', ');
         cell.classList.toggle('is-off', isOff);
-        cell.setAttribute('aria-label', cellLabel({ name: key, summary: ex.headSummary(key) }, state));
+        cell.ariaLabel = [words, effectText(summary?.effect)].filter(Boolean).join('. ');
       }
-      if ((key === name) !== cell.hasAttribute('aria-current')) setAttributes(cell, { 'aria-current': key === name ? 'true' : null });
+      if ((name === chosen) !== cell.hasAttribute('aria-current')) setAttributes(cell, { 'aria-current': name === chosen || null });
     }
-    if (!board.contains(document.activeElement)) roving.refresh(cells.get(name));
-    if (!pointed) read(null);
+    if (!focusedName()) roving.refresh(cells.get(chosen));
+    if (!pointed) read();
   }
 
   function fill() {
     const ex = current();
     const state = store.get();
-    const focused = board.contains(document.activeElement) ? document.activeElement.dataset.head : null;
-    const known = filled === ex ? new Map(cells) : new Map();
-    if (filled !== ex) drawn.clear();
+    const focused = focusedName();
+    const known = filled === ex ? cells : new Map();
     filled = ex;
-    cells.clear();
-    const groups = gridGroups(ex, state);
+    cells = new Map();
+    // A head's cell: the one there was, with its picture, if only the order changes.
+    const makeCell = (each, value) => {
+      const cell = known.get(each.name) ?? make('button.head-cell', {
+        tabindex: -1, 'data-head': each.name, 'aria-describedby': 'head-read',
+      }, make('canvas', { width: 1, height: 1, 'aria-hidden': true }));
+      cell.replaceChildren(cell.firstChild, ...value ? [make('span.head-value', value(each))] : []);
+      cells.set(each.name, cell);
+      return cell;
+    };
     board.className = `heads-board by-${state.sort}`;
-    board.replaceChildren(...groups.map((group) => element('div', { class: 'heads-group' },
-      element('h3', {}, group.title, ' ', element('span', { class: 'quiet' },
-        String(group.rows.reduce((sum, row) => sum + row.heads.length, 0)))),
-      group.rows.map((row) => element('div', { class: 'heads-row', var: { per: Math.min(8, Math.max(4, row.heads.length)) } },
-        row.title ? element('span', { class: 'row-title', 'aria-hidden': 'true' }, row.title) : null,
-        element('div', { class: 'heads-cells' }, row.heads.map((each) => makeCell(each, row.value, known))))))));
-    count.textContent = state.label ? translate('heads.count', { count: cells.size, label: labelTitle(state.label) }) : '';
+    board.replaceChildren(...gridGroups(ex, state).map(({ title, rows }) => make('div.heads-group',
+      make('h3', title, ' ', make('span.quiet', rows.flatMap((row) => row.heads).length)),
+      rows.map((row) => make('div.heads-row', { var: { per: clamp(row.heads.length, 4, 8) } },
+        row.title && make('span.row-title', { 'aria-hidden': true }, row.title),
+        make('div.heads-cells', row.heads.map((each) => makeCell(each, row.value))))))));
+    count.textContent = state.label ? translate('heads.count', { count: cells.size, label: gridLabel(state.label).title }) : '';
     mark(true);
-    for (const name of drawn) if (!cells.has(name)) drawn.delete(name);
     drawMissing();
-    if (focused && cells.has(focused)) roving.focus(cells.get(focused));
-    table?.refresh();
+    if (focused) roving.focus(cells.get(focused));
+    table.refresh();
   }
 
   function fillControls() {
-    const ex = current();
-    const state = store.get();
-    sorts.setAttribute('aria-label', translate('heads.sort'));
-    sorts.replaceChildren(element('span', { class: 'segments-name', 'aria-hidden': 'true' }, translate('heads.sort')),
-      ...GRID_SORTS.map((sort) => element('button', {
-        type: 'button', 'aria-pressed': state.sort === sort, onclick: () => store.set({ sort }),
-      }, translate(`heads.sort.${sort}`))));
-    const labels = [...new Set((ex.heads ?? []).flatMap((head) => (head.labels ?? []).map(([label]) => label)))].sort();
-    filterName.textContent = translate('heads.filter');
-    filter.replaceChildren(element('option', { value: '' }, translate('heads.filter.all')),
-      ...labels.map((label) => element('option', { value: label }, labelTitle(label))));
-    filter.value = labels.includes(state.label) ? state.label : '';
-    filter.parentElement.hidden = !labels.length;
-    effects.textContent = translate('heads.effects');
-    effects.hidden = !api || Boolean(ex.missing?.head);
-    board.setAttribute('aria-label', translate('heads.grid'));
-    const [low, high] = state.measure === 'contribution'
-      ? ['0', translate('heads.most')] : ['0', '1'];
-    legend.replaceChildren(element('span', {}, low), element('span', { class: 'ramp' }), element('span', {}, high),
-      ' ', translate(`heads.legend.${state.measure}`));
+    const { sort, label, measure } = store.get();
+    const name = translate('heads.sort');
+    fillGroup(sorts, name, ['layer', 'effect', 'entropy', 'label'].map((each) =>
+      [translate(`heads.sort.${each}`), { 'aria-pressed': sort === each, onclick: () => store.set({ sort: each }) }],
+    ), make('span.segments-name', { 'aria-hidden': true }, name));
+    filter.value = label;
+    if (filter.selectedIndex < 0) filter.value = '';
+    legend.replaceChildren('0', make('span.ramp'), measure === 'weights' ? '1' : translate('heads.most'),
+      ' ', translate(`heads.legend.${measure}`));
   }
 
   async function measureAll() {
@@ -345,7 +337,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     try {
       await api.effects((name, exact) => {
         const head = ex.headSummary(name);
-        if (head) head.effect = { ...head.effect, exact };
+        if (head) head.effect.exact = exact;
         done += 1;
         effects.textContent = translate('heads.effectsDone', { done, all: cells.size });
       });
@@ -360,183 +352,42 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
 
   function buildTable() {
     const ex = current();
-    const groups = gridGroups(ex, store.get());
+    const heads = gridGroups(ex, store.get()).flatMap(({ rows }) => rows.flatMap((row) => row.heads));
+    const columns = { head: false, labels: false, entropy: true, distance: true, effect: true };
     return dataTable({
       caption: translate('heads.tableCaption'),
-      columns: [
-        { title: translate('heads.column.head') },
-        { title: translate('heads.column.labels') },
-        { title: translate('heads.column.entropy'), number: true },
-        { title: translate('heads.column.distance'), number: true },
-        { title: translate('heads.column.effect'), number: true },
-      ],
-      rows: groups.flatMap((group) => group.rows.flatMap((row) => row.heads)).map((each) => [
-        each.name,
-        gridLabels(each.summary).map(([label, score]) => `${labelTitle(label)} ${formatNumber(score)}`).join(', ') || '–',
-        formatNumber(each.summary?.entropy),
-        formatNumber(each.summary?.distance, 1),
-        formatChange(ex.headEffect(each.name)),
+      columns: Object.entries(columns).map(([key, number]) => ({ title: translate(`heads.column.${key}`), number })),
+      rows: heads.map(({ name, summary }) => [
+        name,
+        gridLabelTexts(summary) || '–',
+        formatNumber(summary?.entropy),
+        formatNumber(summary?.distance, 1),
+        formatChange(ex.headEffect(name)),
       ]),
     });
   }
 
-  board.addEventListener('keydown', (event) => {
-    const cell = event.target.closest('.head-cell');
-    if (!cell || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === 'ArrowDown' || event.key === 'ArrowUp') {
-      event.preventDefault();
-      const next = gridNext([...cells.values()], cell, event.key === 'ArrowDown');
-      if (next) roving.focus(next);
-    } else if (event.key === ' ') {
-      event.preventDefault();
-      toggle(cell.dataset.head);
-    }
-  });
-  board.addEventListener('focusin', (event) => read(event.target.dataset?.head ?? null));
-  board.addEventListener('focusout', () => read(null));
-
-  onExplanation(() => {
+  onExplanation((ex) => {
+    const labels = [...new Set(ex.heads.flatMap((head) => head.labels.map(([label]) => label)))].sort();
+    filter.replaceChildren(make('option', { value: '' }, translate('heads.filter.all')),
+      ...labels.map((label) => make('option', { value: label }, gridLabel(label).title)));
+    effects.textContent = translate('heads.effects');
+    board.ariaLabel = translate('heads.title');
     table = tableToggle(translate('heads.tableCaption'), buildTable);
     root.replaceChildren(
-      element('div', { class: 'controls' }, sorts, element('label', { class: 'field' }, filterName, filter),
-        effects, table.button),
+      make('div.controls', sorts, labels.length > 0 && makeField(translate('heads.filter'), filter),
+        api && !ex.missing.head && effects, table.button),
       count, board, legend, readout, table.host);
     fillControls();
     fill();
   });
   store.subscribe((state, changed) => {
     if (!current() || !table) return;
-    if (['sort', 'label'].some((key) => changed.has(key))) {
-      fillControls();
-      fill();
-    } else if (['site', 'head', 'off', 'step'].some((key) => changed.has(key))) mark();
-    if (changed.has('measure')) {
-      fillControls();
-      redraw();
-    }
+    const any = (...keys) => keys.some((key) => changed.has(key));
+    if (any('sort', 'label', 'measure')) fillControls();
+    if (any('sort', 'label')) fill();
+    else if (any('site', 'head', 'off', 'step')) mark();
+    if (any('measure')) redraw();
   });
   onTheme(redraw);
 }
-
-addStrings(
-  {
-    'group.encoder': 'Encoder self-attention',
-    'group.decoder': 'Decoder self-attention',
-    'group.cross': 'Cross-attention',
-    'heads.name': '{group}, layer {layer}, head {head} ({name})',
-    'heads.grid': 'Attention heads',
-    'heads.sort': 'Sort by',
-    'heads.sort.layer': 'Layer',
-    'heads.sort.effect': 'Effect',
-    'heads.sort.entropy': 'Entropy',
-    'heads.sort.label': 'Label',
-    'heads.filter': 'Show',
-    'heads.filter.all': 'all heads',
-    'heads.count': '{count} heads are labelled “{label}”.',
-    'heads.isOff': 'off',
-    'heads.saidOn': 'Head {name} is on.',
-    'heads.saidOff': 'Head {name} is off.',
-    'heads.most': 'most',
-    'heads.legend.weights': 'attention weight',
-    'heads.legend.contribution': 'size of what the head adds',
-    'heads.entropy': 'entropy {value} nats',
-    'heads.distance': 'mean distance {value} tokens',
-    'heads.effectExact': 'without it the output’s log-probability changes by {change}',
-    'heads.effectEstimate': 'without it the log-probability would change by about {change} (estimate)',
-    'heads.effects': 'Measure every effect',
-    'heads.effectsDone': '{done} of {all} heads',
-    'heads.effectsReady': 'The effect of every head was measured.',
-    'heads.noLabel': 'No label',
-    'heads.noLabelMeans': 'No label: this head fits none of the known patterns on this sentence.',
-    'heads.tableCaption': 'All heads with their labels and measures',
-    'heads.column.head': 'Head',
-    'heads.column.labels': 'Labels with scores',
-    'heads.column.entropy': 'Entropy, nats',
-    'heads.column.distance': 'Mean distance',
-    'heads.column.effect': 'Effect when off',
-    'label.offset': 'offset',
-    'label.offset.means': 'the largest weight is this many tokens before or after the query, in most rows',
-    'label.sink': 'sink',
-    'label.sink.means': 'at least half of the weight rests on special tokens or the first token',
-    'label.end': 'end',
-    'label.end.means': 'at least half of the weight rests on the last token',
-    'label.same token': 'same token',
-    'label.same token.means': 'attends to other occurrences of the same token',
-    'label.same word': 'same word',
-    'label.same word.means': 'attends between the subwords of one word',
-    'label.punctuation': 'punctuation',
-    'label.punctuation.means': 'most of the weight rests on punctuation',
-    'label.rare': 'rare',
-    'label.rare.means': 'most of the weight rests on rare tokens',
-    'label.align': 'align',
-    'label.align.means': 'its strongest source token agrees with the attribution’s, in most rows',
-    'label.monotonic': 'monotonic',
-    'label.monotonic.means': 'moves through the source in the order of the target',
-    'label.broad': 'broad',
-    'label.broad.means': 'spreads its weight over nearly everything',
-    'label.focused': 'focused',
-    'label.focused.means': 'puts its weight on very few tokens',
-    'label.dead': 'dead',
-    'label.dead.means': 'adds less than 1 % of what its layer’s heads add',
-  },
-  {
-    'group.encoder': '编码器自注意力',
-    'group.decoder': '解码器自注意力',
-    'group.cross': '交叉注意力',
-    'heads.name': '{group}，第 {layer} 层，第 {head} 头（{name}）',
-    'heads.grid': '注意力头',
-    'heads.sort': '排序',
-    'heads.sort.layer': '层',
-    'heads.sort.effect': '影响',
-    'heads.sort.entropy': '熵',
-    'heads.sort.label': '标签',
-    'heads.filter': '显示',
-    'heads.filter.all': '所有头',
-    'heads.count': '有 {count} 个头的标签是“{label}”。',
-    'heads.isOff': '已关闭',
-    'heads.saidOn': '头 {name} 已打开。',
-    'heads.saidOff': '头 {name} 已关闭。',
-    'heads.most': '最大',
-    'heads.legend.weights': '注意力权重',
-    'heads.legend.contribution': '这个头所加向量的大小',
-    'heads.entropy': '熵 {value} 奈特',
-    'heads.distance': '平均距离 {value} 个词元',
-    'heads.effectExact': '没有它，输出的对数概率变化 {change}',
-    'heads.effectEstimate': '没有它，对数概率约变化 {change}（估计）',
-    'heads.effects': '测量所有头的影响',
-    'heads.effectsDone': '{all} 个头中已完成 {done} 个',
-    'heads.effectsReady': '所有头的影响都已测量。',
-    'heads.noLabel': '没有标签',
-    'heads.noLabelMeans': '没有标签：在这个句子上，它不符合任何已知模式。',
-    'heads.tableCaption': '所有头及其标签和度量',
-    'heads.column.head': '头',
-    'heads.column.labels': '标签与得分',
-    'heads.column.entropy': '熵（奈特）',
-    'heads.column.distance': '平均距离',
-    'heads.column.effect': '关闭后的影响',
-    'label.offset': '偏移',
-    'label.offset.means': '多数行中，最强的格子在这么多个词元之前或之后',
-    'label.sink': '汇聚',
-    'label.sink.means': '至少一半权重落在特殊词元或第一个词元上',
-    'label.end': '句末',
-    'label.end.means': '至少一半权重落在最后一个词元上',
-    'label.same token': '相同词元',
-    'label.same token.means': '读取同一词元出现的其他位置',
-    'label.same word': '同一个词',
-    'label.same word.means': '把一个词的各个子词连在一起',
-    'label.punctuation': '标点',
-    'label.punctuation.means': '大部分权重落在标点上',
-    'label.rare': '罕见词',
-    'label.rare.means': '大部分权重落在罕见词元上',
-    'label.align': '对齐',
-    'label.align.means': '多数行中，它最强的原文词元与归因一致',
-    'label.monotonic': '单调',
-    'label.monotonic.means': '按译文的顺序依次读原文',
-    'label.broad': '分散',
-    'label.broad.means': '权重几乎分散到所有词元',
-    'label.focused': '集中',
-    'label.focused.means': '权重集中在很少的词元上',
-    'label.dead': '失效',
-    'label.dead.means': '它所加的不到本层各头总和的 1 %',
-  },
-);

@@ -10,12 +10,6 @@ for (const { dataset, textContent, ariaLabel } of I18N_PLACES) {
   I18N_TABLES.en[dataset.i18n ?? dataset.i18nLabel] = dataset.i18n ? textContent : ariaLabel;
 }
 
-// Tables of strings: {key: "text with {name}"}.
-export function addStrings(en, zh) {
-  Object.assign(I18N_TABLES.en, en);
-  Object.assign(I18N_TABLES.zh, zh);
-}
-
 // Strings whose keys begin with `prefix.`: {key: [English, Chinese]}.
 export function addTexts(prefix, texts) {
   for (const [key, entry] of Object.entries(texts)) {
@@ -88,7 +82,7 @@ addTexts('page', {
   tools: '页面设置',
   link: '复制链接',
   copied: ['Link copied.', '链接已复制。'],
-  copyFailed: ['Copying is blocked; the address bar has the link.', '无法复制；请从地址栏复制链接。'],
+  copyFailed: ['Copying is blocked: take the link from the address bar.', '无法复制；请从地址栏复制链接。'],
   help: '按键',
   language: ['中文', 'English'],
   'theme.auto': ['Theme: system', '主题：系统'],
@@ -98,12 +92,12 @@ addTexts('page', {
   layers: ['{count} layers', '{count} 层'],
   heads: ['{count} heads', '{count} 个头'],
   width: ['width {count}', '宽度 {count}'],
-  foot: ['Every number here was computed by the model for this text. Attention shows what a head reads, not yet why the model chose its output.', '本页的每个数字都是模型为这段文字算出的。注意力说明一个头在读什么，还不是模型这样输出的原因。'],
-  checks: ['Largest difference between the recorded and the ordinary forward pass: {capture}.', '记录时与普通前向计算的最大差异：{capture}。'],
+  foot: ['The model computed every number here for this text. Attention shows what a head reads, not why the model chose its output.', '本页的数字都是模型为这段文字算出的。注意力说明一个头在读什么，不是模型这样输出的原因。'],
+  checks: ['Recorded and ordinary forward pass differ by at most {capture}.', '记录时与普通前向计算最多相差 {capture}。'],
   failed: ['That did not work: {error}', '没有成功：{error}'],
   loading: ['Working…', '计算中…'],
   close: ['Close', '关闭'],
-  empty: ['Nothing to show yet: type a sentence and translate it.', '还没有内容：请输入一个句子并翻译。'],
+  empty: ['Nothing to show yet: translate a sentence.', '还没有内容：请翻译一个句子。'],
 });
 addTexts('off', {
   label: '已关闭的头',
@@ -123,28 +117,6 @@ addTexts('nav', {
   token: ['Token', '词元'],
   positions: ['Order', '词序'],
 });
-addTexts('tour', {
-  title: '导览',
-  purpose: '就用这个句子走八小步：从词元开始，直到注意力没有告诉我们的事。',
-});
-addTexts('ask', {
-  title: '你的句子',
-  'title@other': ['Your input', '你的输入'],
-  purpose: '要模型翻译的文字，以及搜索的方式。',
-  'purpose@other': ['What the model was given.', '给模型的内容。'],
-});
-addTexts('strip', {
-  title: '译文',
-  'title@other': ['Prediction', '预测'],
-  'title@tag': ['Tags', '标注'],
-  'title@language': ['Text', '文字'],
-  purpose: '选中译文中的一个词，看它是从哪里读来的、模型有多大把握、差点写成什么。',
-  'purpose@other': ['What the model predicted, how sure it was, and which tokens counted for it.', '模型预测了什么、有多大把握、哪些词元起了作用。'],
-});
-addTexts('beam', {
-  title: '束搜索',
-  purpose: '搜索从左到右试过的每个假设，以及其他假设为什么落选。',
-});
 addTexts('heads', {
   title: '注意力头',
   purpose: '每个头一张小图：一行是一个词元，颜色越强的格子，读取得越多。',
@@ -152,12 +124,4 @@ addTexts('heads', {
 addTexts('head', {
   title: '单个头',
   purpose: '选中的头在读什么，没有它模型会怎么想。',
-});
-addTexts('token', {
-  title: '单个词元',
-  purpose: '模型在哪一层确定选中的词元，又依赖哪些原文词。',
-});
-addTexts('positions', {
-  title: '词序',
-  purpose: '模型怎样知道词的先后，它的头能看多远。',
 });

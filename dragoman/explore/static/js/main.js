@@ -7,7 +7,7 @@
 // names is hidden behind that sentence; its listeners still run and must bear absent data.
 import { headName, parseHead, store, VIEWS } from './state.js';
 import { connectUrl, formatFragment } from './url.js';
-import { decodeExplanation, readIsland } from './data.js';
+import { readIsland } from './data.js';
 import { currentLanguage, setLanguage, setTask, translate } from './i18n.js';
 import { api } from './api.js';
 import { connectTheme } from './theme.js';
@@ -207,25 +207,24 @@ const mainContext = {
 
 async function mainLoad() {
   const island = mainElement('explanation');
-  if (island) return decodeExplanation(await readIsland(island));
+  if (island) return readIsland(island);
   const session = await api.session();
   mainContext.session = session;
   mainSetTask(session.task);
   const digest = store.get().e || session.explanation;
   if (!digest) return null;
-  const loaded = api.load(digest).catch((error) => {
+  return api.load(digest).catch((error) => {
     // A link to an explanation that the server no longer keeps: show its current one.
     if (!session.explanation || session.explanation === digest) throw error;
     return api.load(session.explanation);
   });
-  return decodeExplanation(await loaded);
 }
 
 // Back and forward to another explanation: load it, then take over what the address selects in it.
 async function mainNavigate(wanted) {
   if (!api || !wanted.e || !mainExplanation || wanted.e === mainExplanation.digest) return;
   try {
-    const ex = decodeExplanation(await api.load(wanted.e));
+    const ex = await api.load(wanted.e);
     mainExplanation = null;
     store.set(mainFit(ex, wanted));
     mainReplace(ex, { push: false });

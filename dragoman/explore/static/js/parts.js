@@ -2,6 +2,7 @@
 import { element } from './dom.js';
 import { formatProbability, translate } from './i18n.js';
 import { fill } from './text.js';
+import { onTheme } from './theme.js';
 
 // make('p.quiet', 'Text'), make('button.plain', { onclick: f }, 'Text'): a tag with classes, attributes if the next
 // argument is a plain object, then children; null, undefined and false are left out.
@@ -23,6 +24,36 @@ export function sentence(key, parts) {
 // [term, value] as a list; terms without a value are left out.
 export function termList(kind, rows) {
   return make(`dl.${kind}`, rows.map(([term, value]) => value && make('div', make('dt', term), make('dd', value))).filter(Boolean));
+}
+
+export function makeField(name, control) {
+  return make('label.field', make('span', name), control);
+}
+
+// Fill a group with buttons, [text, attributes], after what it may begin with; the one that had the focus keeps it.
+export function fillGroup(group, label, buttons, ...first) {
+  const focused = [...group.children].indexOf(document.activeElement);
+  group.ariaLabel = label;
+  group.replaceChildren(...first, ...buttons.map(([text, attributes]) => make('button', attributes, text)));
+  group.children[focused]?.focus();
+}
+
+export function clamp(value, least, most) {
+  return Math.max(least, Math.min(most, value));
+}
+
+// Indices of the largest of some numbers in a typed array, best first.
+export function findLargest(values, count) {
+  const least = values.toSorted().at(-count) ?? -Infinity;
+  const found = [];
+  values.forEach((value, i) => value >= least && found.push(i));
+  return found.sort((a, b) => values[b] - values[a]).slice(0, count);
+}
+
+// Scroll a box as little as brings [from, to] into view.
+export function revealRange(box, side, size, from, to) {
+  if (from < box[side]) box[side] = from;
+  else if (to > box[side] + box[size]) box[side] = to - box[size];
 }
 
 export function formatLogprob(logprob) {
@@ -49,4 +80,19 @@ export function panelOf(view) {
 export function scrollToPanel(view) {
   const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;
   panelOf(view).scrollIntoView({ block: 'start', behavior: calm ? 'instant' : 'smooth' });
+}
+
+// A canvas in a box: draw(canvas, width) runs on paint(), with every new width of the box and every theme.
+export function makeChart(kind, draw) {
+  const canvas = make(`canvas.${kind}`, { 'aria-hidden': true });
+  const box = make('div.chart-box', canvas);
+  let width = 0;
+  const paint = () => width && draw(canvas, width);
+  new ResizeObserver(() => {
+    if (Math.abs(box.clientWidth - width) < 1) return;
+    width = box.clientWidth;
+    paint();
+  }).observe(box);
+  onTheme(paint);
+  return { box, paint };
 }

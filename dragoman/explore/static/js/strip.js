@@ -1,39 +1,39 @@
 // The translation as running text: probabilities, where each token was read from, alternatives, steps of decoding.
 import { addTexts, currentLanguage, formatNumber, formatScore, translate } from './i18n.js';
-import { decodeExplanation } from './data.js';
 import { setAttributes } from './dom.js';
 import { rovingFocus } from './keys.js';
 import { formatLogprob, make, sentence, termList } from './parts.js';
 import { compareTokens, quoted, renderText, tokenLabel } from './text.js';
 
 addTexts('strip', {
+  title: '译文',
+  'title@other': ['Prediction', '预测'],
+  'title@tag': ['Tags', '标注'],
+  'title@language': ['Text', '文字'],
+  purpose: '选中译文中的一个词，看它读自哪里、模型有多大把握、差点写成什么。',
+  'purpose@other': ['What the model predicted, how sure it was, and which tokens counted.', '模型预测了什么、有多大把握、哪些词元起了作用。'],
   source: ['Source', '原文'],
   'source@other': ['Input', '输入'],
-  target: ['Translation', '译文'],
-  'target@other': ['Classes', '类别'],
-  'target@tag': ['Tags', '标注'],
-  'target@language': ['Text', '文字'],
-  'legend.chance': ['probability', '概率'],
-  'legend.low': ['below 0.5', '低于 0.5'],
-  'legend.forced': ['forced by you', '由你指定'],
-  'legend.weight': ['how much it counted for the selected token', '对选中词元的作用大小'],
+  classes: ['Classes', '类别'],
+  low: ['below 0.5', '低于 0.5'],
+  forced: ['forced by you', '由你指定'],
+  weighted: ['weight for the selected token', '对选中词元的作用大小'],
   nameTarget: ['target {at} of {count}, {text}, probability {p}', '译文第 {at} 个，共 {count} 个，{text}，概率 {p}'],
   nameStrongest: [', strongest source {source}', '，最强的原文 {source}'],
   nameForced: [', forced', '，已指定'],
   nameLater: ['target {at} of {count}, not yet predicted', '译文第 {at} 个，共 {count} 个，尚未预测'],
   nameSource: ['source {at} of {count}, {text}', '原文第 {at} 个，共 {count} 个，{text}'],
-  'weight.attribution': [', {part} of the attribution for the selected token', '，占选中词元归因的 {part}'],
-  'weight.attention': [', {part} of the attention for the selected token', '，占选中词元注意力的 {part}'],
+  weight: [', {part} of the {measure}', '，占{measure}的 {part}'],
+  attribution: ['attribution', '归因'],
+  attention: ['mean cross-attention', '平均交叉注意力'],
   step: ['Token {at} of {count}', '第 {at} 个词元，共 {count} 个'],
   back: ['One step back', '后退一步'],
   forward: ['One step forward', '前进一步'],
   dock: ['Selected token', '选中的词元'],
   time: ['Step through: hide what came later', '逐步播放：隐藏之后的内容'],
-  'read.attribution': ['{token} was read mostly from {source}: {part} of its attribution to the source.', '{token} 主要读自 {source}：占它对原文归因的 {part}。'],
-  'read.attribution@other': ['{source} counted most for {token}: {part} of the attribution.', '对 {token} 作用最大的是 {source}：占归因的 {part}。'],
-  'read.attention': ['{token} was read mostly from {source}: {part} of the cross-attention, averaged over heads.', '{token} 主要读自 {source}：占各头平均交叉注意力的 {part}。'],
-  'read.attention@other': ['{source} counted most for {token}: {part} of the attention.', '对 {token} 作用最大的是 {source}：占注意力的 {part}。'],
-  readOther: ['Attention disagrees: averaged over heads it is mostly on {source}, {part}; compare both under One token.', '注意力不同意：各头平均主要落在 {source} 上，占 {part}；请在“单个词元”中比较两者。'],
+  read: ['{token} was read mostly from {source}: {part} of the {measure}.', '{token} 主要读自 {source}：占{measure}的 {part}。'],
+  'read@other': ['{source} counted most for {token}: {part} of the {measure}.', '对 {token} 作用最大的是 {source}：占{measure}的 {part}。'],
+  readOther: ['Attention disagrees: its mean over heads is mostly on {source}, {part}; compare both under One token.', '注意力不同意：各头平均主要落在 {source} 上，占 {part}；请在“单个词元”中比较两者。'],
   readHead: ['Head {head} attends to it most, with weight {weight}.', '头 {head} 对它的注意力最大，权重 {weight}。'],
   openHead: ['Show this head', '显示这个头'],
   probability: ['Probability', '概率'],
@@ -43,8 +43,8 @@ addTexts('strip', {
   logprob: ['Log-probability', '对数概率'],
   cumulative: ['Sum so far', '累计'],
   masked: ['{count} tokens were forbidden here.', '此处禁止了 {count} 个词元。'],
-  alternatives: ['Alternatives for this token', '这个词元的备选'],
-  takeServed: ['Take one: everything before it stays, the rest is translated again.', '采用一个：之前的保持不变，之后的重新翻译。'],
+  alternatives: ['Alternatives', '备选'],
+  takeServed: ['Take one: what is before it stays, the rest is translated again.', '采用一个：之前的不变，之后的重新翻译。'],
   takeReady: ['This file has those marked “ready”; dragoman explore can take them all.', '这个文件只含标有“就绪”的备选；dragoman explore 可以采用全部。'],
   takeNone: ['To take one, write the file with --branches 2 or use dragoman explore.', '要采用备选，请用 --branches 2 写出文件，或使用 dragoman explore。'],
   chosen: ['chosen', '已选'],
@@ -58,10 +58,10 @@ addTexts('strip', {
   undo: ['Back to before', '回到之前'],
   dismiss: ['Close the comparison', '关闭对比'],
   reference: ['Your reference, scored by the model', '你的参考译文，由模型打分'],
-  search_error: ['Search error: the model scores your reference {reference}, above the {own} of what the search found; a better search would have preferred it.', '搜索错误：模型给参考译文 {reference}，高于搜索所得的 {own}；更好的搜索会选它。'],
-  cut: ['Search error: the model’s own translation ({own}) was cut at its maximum length; your reference ({reference}) ends, so it ranks first whatever the scores.', '搜索错误：模型自己的译文（{own}）在最大长度处被截断；参考译文（{reference}）有结尾，因此无论得分如何都排在它之前。'],
+  search_error: ['Search error: the model scores your reference {reference}, what the search found {own}; a better search would have preferred it.', '搜索错误：模型给参考译文 {reference}，给搜索所得 {own}；更好的搜索会选参考译文。'],
+  cut: ['Search error: the model’s own translation ({own}) was cut at its maximum length; your reference ({reference}) ends, so it ranks first.', '搜索错误：模型自己的译文（{own}）在最大长度处被截断；参考译文（{reference}）有结尾，因此排在它之前。'],
   equal: ['The model scores your reference as its own translation, {own}.', '模型给参考译文和自己的译文相同的得分 {own}。'],
-  model_error: ['Model error: the model scores your reference {reference}, below the {own} of its own translation; no search would have found it.', '模型错误：模型给参考译文 {reference}，低于自己译文的 {own}；任何搜索都不会找到它。'],
+  model_error: ['Model error: the model scores your reference {reference}, its own translation {own}; no search would have found your reference.', '模型错误：模型给参考译文 {reference}，给自己的译文 {own}；任何搜索都不会找到参考译文。'],
   own: ['Its own translation:', '它自己的译文：'],
   same: ['The model’s translation is your reference.', '模型的译文就是你的参考译文。'],
 });
@@ -79,11 +79,10 @@ function stripLog(value) {
 function stripTargetName(ex, t) {
   const { logprob, forced } = ex.steps[t];
   const source = ex.source.tokens[ex.sourceWeights(t)?.strongest];
-  return [
-    translate('strip.nameTarget', { at: t + 1, count: ex.target.tokens.length, text: tokenLabel(ex.outputToken(t)), p: formatLogprob(logprob) }),
-    source ? translate('strip.nameStrongest', { source: tokenLabel(source) }) : '',
-    forced ? translate('strip.nameForced') : '',
-  ].join('');
+  const text = tokenLabel(ex.outputToken(t));
+  return translate('strip.nameTarget', { at: t + 1, count: ex.target.tokens.length, text, p: formatLogprob(logprob) })
+    + (source ? translate('strip.nameStrongest', { source: tokenLabel(source) }) : '')
+    + (forced ? translate('strip.nameForced') : '');
 }
 
 function stripLanguage(code) {
@@ -96,7 +95,7 @@ function stripLanguage(code) {
 
 // The word that a token is part of, unless it is too long for a sentence.
 function stripWord(side, index) {
-  const range = side.words?.find(([from, to]) => from <= index && index < to);
+  const range = side.words.find(([from, to]) => from <= index && index < to);
   const word = range ? side.tokens.slice(...range).map((token) => token.text).join('').trim() : '';
   return quoted(word && word.length <= 40 ? word : tokenLabel(side.tokens[index]), side.lang);
 }
@@ -113,8 +112,8 @@ export function shellQuote(text) {
 
 // The command that writes this page again, for files without a model behind them.
 export function explainCommand(ex, extra = []) {
-  const { text, beam, length_penalty: penalty, reference, off } = ex.request ?? {};
-  const [tag] = ex.source?.tokens ?? [];
+  const { text, beam, length_penalty: penalty, reference, off } = ex.request;
+  const [tag] = ex.source.tokens;
   const to = tag?.special && /^<2([\w-]+)>$/.exec(tag.text)?.[1]; // of a model of several directions
   const options = {
     '--to': to,
@@ -124,9 +123,35 @@ export function explainCommand(ex, extra = []) {
     '--off': !extra.includes('--off') && off?.join(','),
   };
   return [
-    'dragoman explain -m', shellQuote(ex.model?.path || 'MODEL'), shellQuote(text ?? ex.source?.text ?? ''),
+    'dragoman explain -m', shellQuote(ex.model.path || 'MODEL'), shellQuote(text ?? ex.source.text),
     ...Object.entries(options).filter(([, value]) => value || value === 0).flat(), ...extra, '--html explorer.html',
   ].join(' ');
+}
+
+// How an output differs from the one before: in one line, and as both texts with marks on their tokens.
+export function compareTexts(before, after) {
+  const { marks, stayed } = compareTokens(...[before, after].map((each) => each.target.tokens.map((token) => token.id)));
+  const markText = (key, { target: side }, mark) => {
+    const run = make('bdi.run.small', { dir: side.dir || 'auto', lang: side.lang });
+    for (const node of renderText(side, `compare-${key}`).run.childNodes) {
+      const { token, label } = node.firstChild?.dataset ?? {};
+      const kind = token && mark(Number(token));
+      const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
+      run.append(kind ? make(`${tag}.${kind}`, { 'data-label': label }, node.textContent) : node.textContent);
+    }
+    return make('div', make('h4', translate(`strip.${key}`)), run);
+  };
+  return [
+    make('p.answer', translate('strip.summary', {
+      changed: marks.filter((mark) => mark !== 'kept').length,
+      count: marks.length,
+      before: stripLog(before.score?.sum),
+      after: stripLog(after.score?.sum),
+    })),
+    markText('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
+    markText('after', after, (index) => marks[index]),
+    make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, translate(`strip.${key}`)))),
+  ];
 }
 
 export function mountStrip(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
@@ -147,16 +172,17 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     announce(stripTargetName(ex, step));
   };
   // Back and forward, once under the text and once in the dock.
-  const backs = [0, 1].map(() => make('button', { onclick: move(-1) }, '←'));
-  const forwards = [0, 1].map(() => make('button', { onclick: move(1) }, '→'));
+  const steppers = [['back', -1, '←'], ['forward', 1, '→']].flatMap(([key, by, arrow]) =>
+    [0, 1].map(() => ({ key, by, button: make('button', { onclick: move(by) }, arrow) })));
+  const [back, dockBack, forward, dockForward] = steppers.map(({ button }) => button);
   const where = make('span.number');
   const timeBox = make('input', { type: 'checkbox', onchange: () => store.set({ time: timeBox.checked }) });
   const timeLabel = make('span');
-  clock.append(backs[0], where, forwards[0], make('label.check', timeBox, timeLabel));
+  clock.append(back, where, forward, make('label.check', timeBox, timeLabel));
 
   // The selected token in one line at the foot of the window, while the text itself is out of sight.
   const dockText = make('button.plain.text', { onclick: () => visit('strip') });
-  const dock = make('div.dock', { role: 'group', hidden: true }, backs[1], dockText, forwards[1]);
+  const dock = make('div.dock', { role: 'group', hidden: true }, dockBack, dockText, dockForward);
   body.append(texts, clock, detail, compare, judged);
   body.closest('main').append(dock);
   new IntersectionObserver(([{ isIntersecting, boundingClientRect }]) => {
@@ -170,26 +196,32 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   function buildSide(name, key) {
     const side = ex[name];
     const id = `strip-${name}`;
-    const { run, items } = renderText(side, { prefix: name, decorate() {} });
+    const { run, items } = renderText(side, name);
     run.setAttribute('aria-labelledby', id);
     const select = (item) => store.set({ [key]: Number(item.dataset.token) });
     const roving = rovingFocus(run, { items: () => items, rtl: () => side.dir === 'rtl', vertical: true, onMove: select, onPress: select });
     const language = side.lang && make('span.quiet', ` · ${stripLanguage(side.lang)}`);
-    return { items, roving, node: make(`div.side.${name}`, make('h3', { id }, translate(`strip.${name}`), language), run) };
+    const title = translate(name === 'source' ? 'strip.source' : 'strip.title');
+    return { items, roving, node: make(`div.side.${name}`, make('h3', { id }, title, language), run) };
   }
 
-  // The classes of a classifier with their probabilities.
+  // The classes of a classifier with their probabilities; of a pair, the target is its second text.
   function buildClasses() {
-    const [step] = ex.steps;
-    const logprobs = new Map((step?.top ?? []).map(([id, , logprob]) => [id, logprob]));
-    const rows = ex.target.tokens.map((token) => {
-      const logprob = logprobs.get(token.id);
-      return make('li', { class: token.id === step?.id ? 'chosen' : null, var: { p: Math.exp(logprob ?? -Infinity).toFixed(4) } },
-        make('bdi', tokenLabel(token)), make('span.number', logprob === undefined ? '–' : formatLogprob(logprob)));
-    });
-    const node = make('div.side.target',
-      make('h3', { id: 'strip-target' }, translate('strip.target')), make('ul.classes', { 'aria-labelledby': 'strip-target' }, rows));
-    return { items: [], node };
+    const [{ id: chosen, top }] = ex.steps;
+    const isPair = ex.model.task === 'pairs';
+    const logprobs = new Map(top.map(([id, , logprob]) => [id, logprob]));
+    const classes = isPair ? top.map(([id, text]) => ({ id, text })) : ex.target.tokens;
+    return {
+      items: [],
+      node: make('div.side.target',
+        isPair && make('bdi.run.small', { dir: ex.target.dir }, ex.target.text),
+        make('h3', { id: 'strip-target' }, translate('strip.classes')),
+        make('ul.classes', { 'aria-labelledby': 'strip-target' }, classes.map(({ id, text }) => {
+          const logprob = logprobs.get(id);
+          return make('li', { class: id === chosen ? 'chosen' : null, var: { p: Math.exp(logprob ?? -Infinity).toFixed(4) } },
+            make('bdi', tokenLabel({ text })), make('span.number', logprobs.has(id) ? formatLogprob(logprob) : '–'));
+        }))),
+    };
   }
 
   function build() {
@@ -197,14 +229,13 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     source = buildSide('source', 'src');
     target = ex.hasClasses ? buildClasses() : buildSide('target', 'step');
     source.node.hidden = !ex.source.tokens.length;
-    const keys = { chance: true, low: true, forced: ex.steps.some((step) => step.forced), weight: ex.sourceWeights(0) };
-    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.legend.${key}`)));
-    texts.replaceChildren(...ex.missing?.text ? [make('p.cut', ex.missing.text)] : [], source.node, target.node, make('p.legend', legend));
+    const keys = { probability: true, low: true, forced: ex.steps.some((step) => step.forced), weighted: ex.sourceWeights(0) };
+    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.${key}`)));
+    texts.replaceChildren(make('p.cut', { hidden: !ex.missing.text }, ex.missing.text), source.node, target.node, make('p.legend', legend));
     clock.hidden = ex.steps.length < 2;
     timeLabel.textContent = translate('strip.time');
     dock.ariaLabel = translate('strip.dock');
-    for (const back of backs) back.ariaLabel = translate('strip.back');
-    for (const forward of forwards) forward.ariaLabel = translate('strip.forward');
+    for (const { button, key } of steppers) button.ariaLabel = translate(`strip.${key}`);
     update(store.get());
     // A new explanation that arrives while a token has the focus must not lose it.
     if (hadFocus) texts.querySelector('.target [tabindex="0"]')?.focus({ preventScroll: true });
@@ -233,12 +264,14 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       button.classList.toggle('forced', !later && Boolean(step?.forced));
       button.classList.toggle('later', later);
     });
+    const measure = translate(`strip.${weights?.from}`);
     source.items.forEach((button, index) => {
       const part = weights?.values[index] ?? 0;
+      const text = tokenLabel(ex.source.tokens[index]);
       setAttributes(button, {
         'aria-current': index === state.src || null,
-        'aria-label': translate('strip.nameSource', { at: index + 1, count: source.items.length, text: tokenLabel(ex.source.tokens[index]) })
-          + (weights ? translate(`strip.weight.${weights.from}`, { part: formatPart(part) }) : ''),
+        'aria-label': translate('strip.nameSource', { at: index + 1, count: source.items.length, text })
+          + (weights ? translate('strip.weight', { part: formatPart(part), measure }) : ''),
         var: { w: (part / most).toFixed(4) },
       });
       button.classList.toggle('strongest', weights?.strongest === index);
@@ -246,8 +279,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     target.roving?.refresh(target.items[t]);
     source.roving.refresh(source.items[state.src ?? Math.max(weights?.strongest ?? 0, 0)]);
     where.textContent = translate('strip.step', { at: t + 1, count: ex.steps.length });
-    for (const back of backs) back.disabled = t === 0;
-    for (const forward of forwards) forward.disabled = t >= ex.steps.length - 1;
+    for (const { button, by } of steppers) button.disabled = !ex.steps[t + by];
     timeBox.checked = state.time;
     showDetail(t, weights?.strongest >= 0 ? weights : null);
   }
@@ -270,7 +302,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       cumulative: stripLog(ex.steps.slice(0, t + 1).reduce((total, each) => total + each.logprob, 0)),
     };
     // Padding and the like are forbidden everywhere; more than that is worth a sentence.
-    const usual = Math.min(...ex.steps.map((each) => each.masked ?? 0));
+    const usual = Math.min(...ex.steps.map((each) => each.masked));
     detail.append(make('div.reading', weights && readSentence(t, weights), weights && disagreement(t, weights),
       termList('facts.number', Object.entries(facts).map(([key, value]) => [translate(`strip.${key}`), value])),
       step.masked > usual && make('p.quiet', translate('strip.masked', { count: step.masked }))));
@@ -284,7 +316,12 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       visit('head');
     };
     return make('p.answer',
-      sentence(`strip.read.${from}`, { token: stripOutputWord(ex, t), source: stripWord(ex.source, strongest), part: formatPart(values[strongest]) }),
+      sentence('strip.read', {
+        token: stripOutputWord(ex, t),
+        source: stripWord(ex.source, strongest),
+        part: formatPart(values[strongest]),
+        measure: translate(`strip.${from}`),
+      }),
       name && [' ', ...sentence('strip.readHead', { head: make('strong', name), weight: formatNumber(weight) }), ' ',
         make('button.plain.inline', { onclick: open }, translate('strip.openHead'))]);
   }
@@ -294,14 +331,15 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     const mean = from === 'attribution' && ex.strongestHead(t) ? ex.attentionMean(t) : null;
     const sums = mean ? ex.source.words.map((range) => mean.slice(...range).reduce((a, b) => a + b, 0)) : [];
     const best = sums.indexOf(Math.max(...sums));
-    const [first, end] = ex.source.words?.[best] ?? [];
+    const [first, end] = ex.source.words[best] ?? [];
     if (best < 0 || (first <= strongest && strongest < end)) return null;
     return make('p.quiet', sentence('strip.readOther', { source: stripWord(ex.source, first), part: formatPart(sums[best]) }));
   }
 
   function buildAlternatives(t, step) {
+    const { lang } = ex.target;
     const options = step.top.map(([id, text, logprob], rank) => {
-      const note = id === step.id ? translate('strip.chosen') : !api && ex.branches?.[`${t}:${id}`] ? translate('strip.ready') : '';
+      const note = id === step.id ? translate('strip.chosen') : !api && ex.branches[`${t}:${id}`] ? translate('strip.ready') : '';
       const [label, p] = [tokenLabel({ text }), formatLogprob(logprob)];
       return make('li', {
         role: 'option',
@@ -309,7 +347,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
         'aria-label': [label, p, note].filter(Boolean).join(', '),
         'data-id': id,
         var: { p: Math.exp(logprob).toFixed(4) },
-      }, make('span.rank.number', rank + 1), make('bdi.alt', { lang: ex.target.lang }, label), make('span.note', note), make('span.number', p));
+      }, make('span.rank.number', rank + 1), make('bdi.alt', { lang }, label), make('span.note', note), make('span.number', p));
     });
     const list = make('ul.alternatives', {
       role: 'listbox',
@@ -322,8 +360,9 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       },
     }, options);
     rovingFocus(list, { items: () => options, vertical: true, onPress: (option) => take(t, Number(option.dataset.id)) });
-    const hint = api ? 'strip.takeServed' : Object.keys(ex.branches ?? {}).length ? 'strip.takeReady' : 'strip.takeNone';
-    return make('div.choices', make('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, make('p.quiet', translate(hint)));
+    const hint = api ? 'strip.takeServed' : Object.keys(ex.branches).length ? 'strip.takeReady' : 'strip.takeNone';
+    return make('div.choices',
+      make('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, make('p.quiet', translate(hint)));
   }
 
   // Translate again with another token at step t: ask the model, or use what the file has.
@@ -334,7 +373,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       detail.ariaBusy = true;
       announce(translate('page.loading'));
       try {
-        comparison = { before, after: decodeExplanation(await api.branch(t, id)) };
+        comparison = { before, after: await api.branch(t, id) };
       } catch (error) {
         fail(error);
         return;
@@ -344,7 +383,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       replace(comparison.after);
       focusTarget(t);
     } else {
-      const after = ex.branches?.[`${t}:${id}`];
+      const after = ex.branches[`${t}:${id}`];
       if (!after) return;
       comparison = { before, after };
       showComparison();
@@ -352,23 +391,10 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     announce(compare.querySelector('.answer').textContent);
   }
 
-  // The text of an explanation with marks(index) on its tokens.
-  function comparedText(key, { target: side }, mark) {
-    const run = make('bdi.run.small', { dir: side.dir || 'auto', lang: side.lang });
-    for (const node of renderText(side, { prefix: `compare-${key}`, decorate() {} }).run.childNodes) {
-      const { token, label } = node.firstChild?.dataset ?? {};
-      const kind = token && mark(Number(token));
-      const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
-      run.append(kind ? make(`${tag}.${kind}`, { 'data-label': label }, node.textContent) : node.textContent);
-    }
-    return make('div', make('h4', translate(`strip.${key}`)), run);
-  }
-
   function showComparison() {
     compare.hidden = !comparison;
     if (!comparison) return;
     const { before, after } = comparison;
-    const { marks, stayed } = compareTokens(...[before, after].map((each) => each.target.tokens.map((token) => token.id)));
     const close = () => {
       comparison = null;
       showComparison();
@@ -380,15 +406,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     };
     compare.replaceChildren(
       make('h3', translate('strip.changes')),
-      make('p.answer', translate('strip.summary', {
-        changed: marks.filter((mark) => mark !== 'kept').length,
-        count: marks.length,
-        before: stripLog(before.score?.sum),
-        after: stripLog(after.score?.sum),
-      })),
-      comparedText('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
-      comparedText('after', after, (index) => marks[index]),
-      make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, translate(`strip.${key}`)))),
+      ...compareTexts(before, after),
       make('div.row',
         ex === after && make('button', { onclick: undo }, translate('strip.undo')),
         make('button.plain', { onclick: close }, translate('strip.dismiss'))),
@@ -397,17 +415,16 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
 
   // How the model scores the reference, as the library judged it.
   function showReference() {
-    const given = ex.request?.reference && ex.score?.reference;
-    judged.hidden = !given;
-    if (!given) return;
-    const best = ex.nbest?.[0];
-    const own = ex.score.own ?? best ?? ex.score;
+    const { reference: given, own } = ex.score;
+    judged.hidden = !given || !ex.request.reference;
+    if (judged.hidden) return;
+    const [best] = ex.nbest;
     const isCut = given.verdict === 'search_error' && given.normalised <= own.normalised;
     const scores = { reference: formatScore(given.normalised), own: formatScore(own.normalised) };
     judged.replaceChildren(
       make('h3', translate('strip.reference')),
       make('p.answer', translate(`strip.${isCut ? 'cut' : given.verdict}`, scores)),
-      ...best?.text ? [make('p', translate('strip.own'), ' ', quoted(best.text, ex.target.lang))] : [],
+      make('p', { hidden: !best?.text }, translate('strip.own'), ' ', quoted(best?.text ?? '', ex.target.lang)),
     );
   }
 

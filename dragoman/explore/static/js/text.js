@@ -20,7 +20,7 @@ function textBorders(text) {
 }
 
 // [start, end) in UTF-16 units of every token, moved to grapheme borders; white space before a token is not part of it.
-export function tokenRanges(side) {
+function tokenRanges(side) {
   const { text, tokens } = side;
   const offsets = textOffsets(text);
   const borders = textBorders(text);
@@ -42,9 +42,9 @@ export function tokenLabel(token) {
   return trimmed || (token.text ? '␣' : '∅');
 }
 
-// A paragraph with one inline button per token. `decorate(button, index)` names and marks it.
+// A paragraph with one inline button per token, `prefix-index`: {run, items}.
 // Its textContent is exactly the text: labels of specials are drawn by the style sheet from data-label.
-export function renderText(side, { prefix, decorate }) {
+export function renderText(side, prefix) {
   const ranges = tokenRanges(side);
   const run = element('bdi', { class: 'run', dir: side.dir || 'auto', lang: side.lang || null, role: 'list' });
   const items = [];
@@ -57,7 +57,6 @@ export function renderText(side, { prefix, decorate }) {
     if (token.special || end === start) {
       setAttributes(button, { 'data-label': /^<0x..>$/.test(token.text) ? token.text.slice(3, 5) : tokenLabel(token) });
     }
-    decorate(button, index);
     items.push(button);
     run.append(element('span', { role: 'listitem' }, button));
     at = Math.max(at, end);
