@@ -32,7 +32,7 @@ addTexts('heads', {
   entropy: ['entropy {value} nats', '熵 {value} 奈特'],
   distance: ['mean distance {value} tokens', '平均距离 {value} 个词元'],
   exact: ['When off, the output’s log-probability changes by {change}', '关闭后输出的对数概率变化 {change}'],
-  estimate: ['When off, the log-probability changes by about {change} (estimate)', '关闭后对数概率约变化 {change}（估计）'],
+  estimate: ['When off, the output’s log-probability changes by about {change} (estimate)', '关闭后输出的对数概率约变化 {change}（估计）'],
   effects: ['Measure every effect', '测量所有头的影响'],
   effectsDone: ['{done} of {all} heads', '{all} 个头中已完成 {done} 个'],
   effectsReady: ['Every effect was measured.', '所有头的影响都已测量。'],
