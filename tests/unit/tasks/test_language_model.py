@@ -275,6 +275,8 @@ def test_overlapping_windows_give_every_token_its_context() -> None:
         position = stop
     assert seen == len(targets)
     assert evaluate(task, model, lines)["loss"] == pytest.approx(nll / seen, rel=1e-5)
+    # The score that prediction returns for the same document.
+    assert task.scorer(model, CPU).documents([stream.targets]) == pytest.approx([nll], rel=1e-5)
 
 
 def test_bits_per_byte_of_a_uniform_model_is_its_entropy() -> None:
