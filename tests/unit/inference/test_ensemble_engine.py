@@ -238,6 +238,19 @@ def test_other_languages_are_rejected_by_name(tokenizers: Tokenizers, tmp_path: 
     assert Translator.load([paths[0], unnamed], device="cpu").translate(LINES[:1])
 
 
+def test_other_directions_of_multilingual_models_are_rejected_by_name(tmp_path: Path) -> None:
+    """The target languages, and so the vocabularies, are the same."""
+    tagged = CONFIG.replace(text={"language_tags": True})
+    tokenizers = train_tokenizers(TEXT, TEXT, tagged.text, languages=["en", "zh"])
+    directions = [("de-en", "de-zh"), ("fr-en", "fr-zh")]
+    paths = [
+        write_other(tmp_path / each[0], tokenizers, tagged.replace(data={"directions": each}))
+        for each in directions
+    ]
+    with pytest.raises(BundleError, match=r"from de-en, de-zh and .* from fr-en, fr-zh"):
+        Translator.load(paths, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
