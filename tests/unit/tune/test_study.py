@@ -529,6 +529,8 @@ def test_another_setting_is_rejected(run: Run, config: Config) -> None:
     run(1)
     with pytest.raises(ConfigError, match=r"holds a study with train.batch_tokens=.*found 77"):
         run(2, config=config.replace(train={"batch_tokens": 77}))
+    with pytest.raises(ConfigError, match=r"holds a study with --recipe='tiny'; found 'small'"):
+        run(2, config=dataclasses.replace(config, recipe="small"))
 
 
 @pytest.mark.parametrize("name", ["a.src", "a.tgt", "v.src", "v.tgt"])
