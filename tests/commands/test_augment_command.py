@@ -10,6 +10,7 @@ import pytest
 from dragoman.cli.app import main
 from dragoman.inference import Translator, synthetic_pairs
 
+OTHER_MODEL = Path(__file__).parents[1] / "fixtures" / "before_renames" / "transformer"
 LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "Das ist ein Haus."]
 
 
@@ -89,6 +90,60 @@ def test_an_interruption_reports_how_to_resume(
     assert augment(bundle, mono) == 0
     assert "continuing after 2 lines" in capsys.readouterr().err
     assert mono.with_name("s").read_text(encoding="utf-8").splitlines()[0] == "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (
+            [],
+            [
+                ["--beam", "2"],
+                ["--sample"],
+                ["--max-ratio", "3"],
+                ["--keep-copies"],
+                ["--tag"],
+                ["--method", "forward-translation"],
+                ["--from", "de"],
+                ["--to", "en"],
+                ["--engine", "native"],
+                ["--precision", "int8"],
+                ["--input", "other.txt"],
+                ["--model", str(OTHER_MODEL)],
+            ],
+        ),
+        (["--sample"], [["--temperature", "0.5"], ["--top-k", "4"], ["--seed", "4"]]),
+    ],
+)
+def test_an_unfinished_augmentation_is_not_continued_with_another_option(
+    options: list[str],
+    changes: list[list[str]],
+    bundle: Path,
+    mono: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One output has one search and one filter; the batch size changes nothing."""
+    monkeypatch.chdir(mono.parent)
+    Path("other.txt").write_text("Gute Nacht.\n", encoding="utf-8")
+    monkeypatch.setattr(synthetic_pairs, "BLOCK_LINES", 2)
+    calls = 0
+
+    def interrupt_second(_: Translator, texts: list[str], **__: object) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return ["x"] * len(texts)
+
+    monkeypatch.setattr(Translator, "translate", interrupt_second)
+    assert augment(bundle, mono, *options) == 75
+    capsys.readouterr()
+    for change in changes:
+        assert augment(bundle, mono, *options, *change) == 2, change
+        assert "s.progress.json of another" in capsys.readouterr().err, change
+    assert augment(bundle, mono, *options, "--batch-size", "1") == 0
+    assert "continuing after 2 lines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ def test_everything_that_decides_the_contents_is_in_the_key(
     other = train_tokenizers(
         GERMAN * 20, ENGLISH * 20, TextConfig(vocab_size=320, character_coverage=1.0)
     )
+    reversed_text = [line[::-1] for line in GERMAN]
+    same_size = train_tokenizers(
+        reversed_text * 20, ENGLISH * 20, TextConfig(vocab_size=330, character_coverage=1.0)
+    )
+    assert [len(each) for each in same_size] == [len(each) for each in tokenizers]
     corpus = write_corpus(tmp_path, GERMAN, ENGLISH)
     lenient = ParallelFiles(*corpus.files, on_bad_line="skip")
     shorter = ParallelFiles(*corpus.files, max_line_bytes=100)
@@ -104,6 +109,7 @@ def test_everything_that_decides_the_contents_is_in_the_key(
         key(corpus, ["a", "b"], tokenizers, data),
         key(corpus, ["b", "a"], tokenizers, data),
         key(corpus, ["a", "b"], other, data),
+        key(corpus, ["a", "b"], same_size, data),
         key(corpus, ["a", "b"], Tokenizers(tokenizers.src, other.tgt), data),
         key(corpus, ["a", "b"], tokenizers, DataConfig(max_length=100)),
         key(lenient, ["a", "b"], tokenizers, data),

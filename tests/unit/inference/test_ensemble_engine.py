@@ -207,6 +207,22 @@ def test_other_vocabularies_are_rejected_by_name(paths: list[Path], tmp_path: Pa
         Translator.load([paths[0], paths[0], path], device="cpu")
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_other_vocabularies_of_the_same_size_are_rejected(tmp_path: Path, side: str) -> None:
+    config = CONFIG.replace(text={"shared_vocab": False}, model={"tie_embeddings": "none"})
+    ours = train_tokenizers(TEXT, TEXT, config.text)
+    reversed_text = [line[::-1] for line in TEXT]
+    other = train_tokenizers(reversed_text, reversed_text, config.text).src
+    theirs = Tokenizers(other, ours.tgt) if side == "source" else Tokenizers(ours.src, other)
+    assert [len(each) for each in theirs] == [len(each) for each in ours]
+    paths = [
+        write_other(tmp_path / name, tokenizers, config)
+        for name, tokenizers in (("a", ours), ("b", theirs))
+    ]
+    with pytest.raises(BundleError, match=f"same {side} vocabulary"):
+        Translator.load(paths, device="cpu")
+
+
 def test_other_languages_are_rejected_by_name(tokenizers: Tokenizers, tmp_path: Path) -> None:
     paths = [
         write_other(
@@ -220,6 +236,19 @@ def test_other_languages_are_rejected_by_name(tokenizers: Tokenizers, tmp_path: 
         Translator.load(paths, device="cpu")
     unnamed = write_other(tmp_path / "unnamed", tokenizers, CONFIG)
     assert Translator.load([paths[0], unnamed], device="cpu").translate(LINES[:1])
+
+
+def test_other_directions_of_multilingual_models_are_rejected_by_name(tmp_path: Path) -> None:
+    """The target languages, and so the vocabularies, are the same."""
+    tagged = CONFIG.replace(text={"language_tags": True})
+    tokenizers = train_tokenizers(TEXT, TEXT, tagged.text, languages=["en", "zh"])
+    directions = [("de-en", "de-zh"), ("fr-en", "fr-zh")]
+    paths = [
+        write_other(tmp_path / each[0], tokenizers, tagged.replace(data={"directions": each}))
+        for each in directions
+    ]
+    with pytest.raises(BundleError, match=r"from de-en, de-zh and .* from fr-en, fr-zh"):
+        Translator.load(paths, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,29 @@ def make_another(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "is_source"),
+    [
+        ("config.json", True),
+        ("weights.safetensors", True),
+        ("text/shared.model", True),
+        ("card.md", False),
+        ("golden.json", False),
+        ("calibration.json", False),
+    ],
+)
+def test_an_engine_belongs_to_settings_weights_and_tokenizers(name: str, is_source: bool) -> None:
+    """By their contents: a file of the same size may be another."""
+    names = ("config.json", "weights.safetensors", "text/shared.model", "card.md", "golden.json")
+    files = {each: {"bytes": 5, "sha256": "abc"} for each in (*names, "calibration.json")}
+    changed = files | {name: {"bytes": 5, "sha256": "def"}}
+    before, after = (
+        model_digest(SimpleNamespace(manifest={"files": each}))  # type: ignore[arg-type]
+        for each in (files, changed)
+    )
+    assert (before != after) == is_source
+
+
+@pytest.mark.parametrize(
     ("harm", "said"),
     [
         (damage_model, "model.bin"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from language_kit import config_of, lines_of, task_of
@@ -82,6 +83,19 @@ def test_greedy_generation_equals_the_most_probable_tokens_of_the_whole_text() -
     assert "".join(chunks) == wanted
     assert [chunk.log_prob for chunk in chunks] == pytest.approx(log_probs, abs=1e-4)
     assert "".join(model.generate("a b", max_tokens=15, top_k=1)) == wanted
+
+
+def test_a_prompt_longer_than_the_memory_is_read_as_in_validation() -> None:
+    """Segment by segment: the next token has the log-probability that scoring gives it."""
+    model = predictor_of("transformer_xl", language={"memory": 4, "eval_memory": 4})
+    prompt = "a b c d e f g h a c e g b d f h a a b"  # more than two segments of 8 tokens
+    ids = model.task.text.encode_prompt(prompt)
+    for seed in range(3):
+        (chunk,) = model.generate(prompt, max_tokens=1, seed=seed)
+        token = model.task.text.vocabulary.id(chunk.strip()) if chunk.strip() else EOS
+        rows = [np.array(row, np.int32) for row in (ids, [*ids, token])]
+        before, after = model.task.scorer(model.model, model.device).documents(rows)
+        assert chunk.log_prob == pytest.approx(before - after, abs=1e-4)
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(seed=3)], ids=["greedy", "sampling"])

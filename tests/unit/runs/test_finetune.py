@@ -207,6 +207,10 @@ def test_a_run_resumes_without_the_model(
             r"it out",
         ),
         (
+            "text.normalization=none",
+            r"text\.normalization must be that of --init-from; found 'none' where",
+        ),
+        (
             "model.positions=learned",
             r"model\.positions must be that of --init-from; found 'learned'",
         ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config import Config
+from dragoman.config import Config, to_dict
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.runs import output_directory
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
@@ -31,6 +31,12 @@ def test_missing_and_additional_files_are_named(
     with pytest.raises(CorruptError) as caught:
         require_same_files(before, now)
     assert f"must read the files that it started with; found {found}; " in str(caught.value)
+
+
+def test_a_file_of_the_same_size_with_other_contents_has_changed() -> None:
+    changed = VALID._replace(sha256="def")
+    with pytest.raises(CorruptError, match=r"data/valid\.txt must not change after the start"):
+        require_same_files([TRAIN, VALID], [TRAIN, changed])
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3])
@@ -61,6 +67,18 @@ def test_a_run_has_started_once_all_its_files_are_written(
         assert output_dir.data_files() == [TRAIN, VALID]
 
 
+# Settings of a run that do not change its steps, with a value other than the default.
+CHANGEABLE = [
+    ("train", "steps", 5), ("train", "checkpoint_every", 5), ("train", "validate_every", 5),
+    ("train", "validate_sentences", 5), ("train", "keep_checkpoints", 5),
+    ("train", "average_checkpoints", 5), ("train", "final_checkpoint", "last"),
+    ("train", "patience", 5), ("train", "target_exact", 0.5), ("train", "time_budget", 5.0),
+    ("train", "device", "cpu"), ("train", "threads", 5), ("train", "compile", "off"),
+    ("train", "fsdp", "on"), ("train", "tensorboard", True), ("train", "deterministic", True),
+    ("decode", "beam", 7), ("data", "cache_dir", "elsewhere"),
+]  # fmt: skip
+
+
 def started(folder: Path, **train: object) -> OutputDirectory:
     """Return a directory whose run was asked for the defaults, and resolved to other steps."""
     directory = OutputDirectory(folder)
@@ -69,18 +87,7 @@ def started(folder: Path, **train: object) -> OutputDirectory:
     return directory
 
 
-@pytest.mark.parametrize(
-    ("section", "name", "value"),
-    [
-        ("train", "steps", 5), ("train", "checkpoint_every", 5), ("train", "validate_every", 5),
-        ("train", "validate_sentences", 5), ("train", "keep_checkpoints", 5),
-        ("train", "average_checkpoints", 5), ("train", "final_checkpoint", "last"),
-        ("train", "patience", 5), ("train", "target_exact", 0.5), ("train", "time_budget", 5.0),
-        ("train", "device", "cpu"), ("train", "threads", 5), ("train", "compile", "off"),
-        ("train", "tensorboard", True), ("train", "deterministic", True),
-        ("decode", "beam", 7), ("data", "cache_dir", "elsewhere"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("section", "name", "value"), CHANGEABLE)
 def test_a_resumed_run_may_change_what_does_not_change_its_steps(
     section: str, name: str, value: object, tmp_path: Path
 ) -> None:
@@ -107,6 +114,22 @@ def test_a_resumed_run_keeps_everything_else(
     directory = started(tmp_path)
     with pytest.raises(ConfigError, match=rf"{section}\.{name} cannot change in the run"):
         directory.resume_config(Config().replace(**{section: {name: value}}))
+
+
+def test_a_resumed_run_compares_every_setting_but_those_that_may_change(tmp_path: Path) -> None:
+    """All settings are changed at once; every other one is named as a problem."""
+    directory = started(tmp_path)
+    settings = {
+        section: {name: f"not {value}" for name, value in values.items()}
+        for section, values in to_dict(Config()).items()
+        if isinstance(values, dict)
+    }
+    with pytest.raises(ConfigError) as caught:
+        directory.resume_config(Config().replace(**settings))
+    compared = {f"{section}.{name}" for section, values in settings.items() for name in values}
+    compared -= {f"{section}.{name}" for section, name, _ in CHANGEABLE}
+    compared -= {f"decode.{name}" for name in settings["decode"]}
+    assert {problem.split(" cannot change")[0] for problem in caught.value.problems} == compared
 
 
 def test_explicit_settings_of_a_resumed_run_are_changes_even_if_first_asked_for(

@@ -289,6 +289,26 @@ def test_thresholds_are_tuned_on_the_validation_set_and_used() -> None:
     assert micro_f1(task, model, records) > before
 
 
+def test_validation_decides_by_the_threshold_of_each_label(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A label at its threshold is predicted: tuned thresholds are probabilities that occurred."""
+    records = records_of({"text": "w", "label": ["a"]}, {"text": "v", "label": ["a", "b"]})
+    task = fit_task(configure(), records)
+    model = task.build_model()
+    model.thresholds.copy_(torch.tensor([0.5, 0.9]))
+    logits = np.log([[1.0, 4.0], [3.0, 19.0]]).astype(np.float32)  # p = 0.5, 0.8; 0.75, 0.95
+    monkeypatch.setattr(task, "logits", lambda *_, **__: logits)
+    found = task.evaluate(
+        model,
+        task.encode(records),
+        device=torch.device("cpu"),
+        precision=FLOAT32,
+        progress=QuietProgress(),
+    )
+    assert found["accuracy"] == found["micro_f1"] == 1.0
+
+
 def test_metrics_are_those_of_all_examples() -> None:
     records = make_records(150, seed=0)
     task = fit_task(configure(), records)

@@ -230,6 +230,31 @@ def test_evaluation_may_have_a_longer_or_shorter_memory_than_training() -> None:
     assert loss[2, 0] == loss[16, 2] != pytest.approx(loss[16, 16], rel=1e-4)
 
 
+@pytest.mark.parametrize(("clamp", "is_clamped"), [(3, True), (0, False)])
+def test_tokens_beyond_the_clamp_distance_attend_without_their_order(
+    clamp: int, is_clamped: bool
+) -> None:
+    """The last of 8 tokens is at a distance of 3 or more to the first 5, which one layer attends
+    to as a set then, also where evaluation has a longer memory than training.
+    """
+    language = {"segment": 4, "memory": 2, "eval_memory": 8, "clamp_distance": clamp}
+    config = config_of("transformer_xl", model={"decoder": ("transformer",)}, language=language)
+    torch.manual_seed(1)
+    model = task_of(config, lines_of(20)).build_model().double().eval()
+
+    def last_logits(ids: list[int]) -> torch.Tensor:
+        state = model.start(1, memory=config.language.resolved_eval_memory)
+        with torch.no_grad():
+            for part in torch.tensor([ids]).split(4, dim=1):
+                logits, state = model.extend(part, state)
+        return logits[0, -1]
+
+    found = last_logits([4, 5, 6, 7, 8, 9, 10, 11])
+    reordered = last_logits([8, 7, 6, 5, 4, 9, 10, 11])
+    assert torch.allclose(found, reordered, rtol=0, atol=1e-12) == is_clamped
+    assert not torch.allclose(found, last_logits([4, 5, 6, 7, 8, 10, 9, 11]), rtol=0, atol=1e-6)
+
+
 def test_overlapping_windows_give_every_token_its_context() -> None:
     lines = lines_of(12)
     task = task_of(config_of("transformer", language={"eval_stride": 3}), lines)
@@ -250,6 +275,8 @@ def test_overlapping_windows_give_every_token_its_context() -> None:
         position = stop
     assert seen == len(targets)
     assert evaluate(task, model, lines)["loss"] == pytest.approx(nll / seen, rel=1e-5)
+    # The score that prediction returns for the same document.
+    assert task.scorer(model, CPU).documents([stream.targets]) == pytest.approx([nll], rel=1e-5)
 
 
 def test_bits_per_byte_of_a_uniform_model_is_its_entropy() -> None:

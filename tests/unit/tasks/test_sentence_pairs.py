@@ -12,7 +12,12 @@ from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainCo
 from dragoman.config.sentence_pairs import PairsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.models.sentence_pair_classifier import EXACT_MATCH, SECOND_SENTENCE, STEM_MATCH
+from dragoman.models.sentence_pair_classifier import (
+    EXACT_MATCH,
+    SECOND_SENTENCE,
+    STEM_MATCH,
+    PairOutput,
+)
 from dragoman.ops import IGNORE_INDEX
 from dragoman.tasks.sentence_pairs import (
     PairsTask,
@@ -193,6 +198,15 @@ def test_loss_is_a_sum_and_evaluation_a_mean_over_pairs(interaction):
         "spearman",
         "mse",
     ]
+
+
+def test_the_error_of_scores_is_in_their_range():
+    """Equal logits of the bins 1 to 5 predict 3, for the scores 4.6, 2.5 and 1."""
+    task = task_of()
+    model = task.build_model()
+    model.forward = lambda ids, *_: PairOutput(torch.zeros(len(ids), 3), torch.zeros(len(ids), 5))
+    found = evaluate(task, model, task.encode(records()))
+    assert found["mse"] == pytest.approx((1.6**2 + 0.5**2 + 2.0**2) / 3, rel=1e-5)
 
 
 def test_labels_or_scores_may_be_missing():

@@ -182,6 +182,28 @@ def test_metrics_of_the_true_tags_are_perfect() -> None:
     assert "rules:conlleval" in task.scores(metrics)[-1].signature
 
 
+@pytest.mark.parametrize(
+    ("constrained", "tags", "score"),
+    [(True, ["B-PER", "I-PER"], 1.0), (False, ["O", "B-PER"], 0.0)],
+)
+def test_validation_scores_the_tags_that_prediction_returns(
+    constrained: bool, tags: list[str], score: float
+) -> None:
+    """O E-PER has the highest emissions, 2 + 3, and is not legal; read as O B-PER it scores 0. The
+    best legal sequence is B-PER E-PER with 1 + 3, the reference.
+    """
+    task, model = build("softmax", constrained=constrained)
+    records = [record(tokens=["Anna", "Meier"], tags=["B-PER", "I-PER"])]
+    emissions = torch.zeros(1, 2, len(task.text.labels))
+    for position, tag, value in ((0, "O", 2.0), (0, "B-PER", 1.0), (1, "E-PER", 3.0)):
+        emissions[0, position, task.text.labels.index(tag)] = value
+    model.forward = lambda *_, **__: emissions  # type: ignore[method-assign]
+    (predicted,) = task.predict(model.eval(), task.collate(task.encode(records), np.arange(1)))
+    assert predicted.tags == tags
+    metrics = evaluate(task, model, records)
+    assert metrics["f1"] == metrics["accuracy"] == score
+
+
 def test_spans_of_unknown_types_are_missed_not_lost() -> None:
     task, model = build("bilstm-crf")
     found = evaluate(task, model, [record(tokens=["Anna", "sees"], tags=["B-ORG", "O"])])

@@ -40,6 +40,13 @@ def test_another_process_gets_the_same_tokenizer(tokenizer: ImportedTokenizer) -
     assert encode_texts(again, texts).ids.tolist() == encode_texts(tokenizer, texts).ids.tolist()
 
 
+def test_the_digest_covers_the_order_of_the_tokens(tokenizer: ImportedTokenizer) -> None:
+    reordered = ImportedTokenizer(tokenizer.model, [*SPECIAL_TOKENS, ">>fra<<", *"▁atcsodhe<>"])
+    assert len(reordered) == len(tokenizer)
+    assert reordered.encode("a cat") != tokenizer.encode("a cat")
+    assert reordered.digest != tokenizer.digest
+
+
 def test_special_tokens_are_not_decoded_and_no_text_is_one_of_them(
     tokenizer: ImportedTokenizer,
 ) -> None:

@@ -482,6 +482,19 @@ def test_the_budget_ends_a_study_and_a_larger_one_extends_it(
     assert len(run(0, train=slow, budget=60.0).trials) == 6  # just time for one more
 
 
+def test_trials_of_an_extended_study_train_as_long_as_the_first(run: Run) -> None:
+    """Their metrics are compared: a twentieth of the first budget, 1200 s, and not of 7200 s."""
+    seen: list[float] = []
+
+    def noting(config: Config, out: Path, **options: Any) -> Path:
+        seen.append(config.train.time_budget)
+        return fake_run(config, out, **options)
+
+    run(1, train=noting, explicit_settings=(), budget=1200.0)
+    run(2, train=noting, explicit_settings=(), budget=7200.0)
+    assert seen == [60.0, 60.0]
+
+
 def test_the_budget_interrupts_a_trial_that_can_be_resumed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,12 +544,15 @@ def test_another_setting_is_rejected(run: Run, config: Config) -> None:
     run(1)
     with pytest.raises(ConfigError, match=r"holds a study with train.batch_tokens=.*found 77"):
         run(2, config=config.replace(train={"batch_tokens": 77}))
+    with pytest.raises(ConfigError, match=r"holds a study with --recipe='tiny'; found 'small'"):
+        run(2, config=dataclasses.replace(config, recipe="small"))
 
 
-def test_a_changed_corpus_is_rejected(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.src", "a.tgt", "v.src", "v.tgt"])
+def test_a_changed_corpus_is_rejected(run: Run, tmp_path: Path, name: str) -> None:
     run(1)
-    (tmp_path / "a.src").write_text("other\n" * 9)
-    with pytest.raises(CorruptError, match=r"a.src must not change"):
+    (tmp_path / name).write_text("other\n" * 9)
+    with pytest.raises(CorruptError, match=rf"{name} must not change"):
         run(2)
 
 
