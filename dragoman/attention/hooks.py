@@ -178,7 +178,10 @@ def edit(model: nn.Module, changes: Mapping[str, WeightsEdit]) -> Iterator[None]
 
 
 def heads_off(heads: Sequence[int]) -> WeightsEdit:
-    """Return an edit that sets the weights of some heads to zero."""
+    """Return an edit that sets the weights of some heads to zero.
+
+    Explanations switch heads off by their outputs instead: `explain/head_ablation.py`.
+    """
 
     def apply_edit(weights: Tensor) -> Tensor:
         for head in heads:

@@ -32,7 +32,7 @@ from dragoman.attention.alignment_functions import Alignment
 from dragoman.attention.hooks import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution, is_cross_attention
-from dragoman.explain.head_analysis import head_estimates
+from dragoman.explain.head_ablation import head_estimates
 from dragoman.explain.teacher_forcing import (
     TargetGradients,
     TeacherForcedPair,

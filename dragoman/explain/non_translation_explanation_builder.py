@@ -32,7 +32,7 @@ from dragoman.explain.explanation import (
     HeadSummary,
     Step,
 )
-from dragoman.explain.head_analysis import summarize_heads
+from dragoman.explain.head_labels import summarize_heads
 from dragoman.explain.non_translation_inputs.base import (
     INPUT_X_GRADIENT,
     INTEGRATED_GRADIENTS,

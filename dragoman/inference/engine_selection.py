@@ -1,4 +1,7 @@
-"""Select and open the engine that runs a bundle: native, or an exported one that is trusted."""
+"""Select and open the engine that runs a bundle: native, or an exported one that is trusted.
+
+Whether the native engine runs C++ kernels or PyTorch on a CPU: `cpu/model_conversion.py`.
+"""
 
 from __future__ import annotations
 

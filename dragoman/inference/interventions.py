@@ -1,7 +1,7 @@
 """Interventions stored in an explanation file: branches, and heads switched off.
 
 A branch takes another token at a step and decodes the rest again. Its output is compared with the
-explained one token by token: kept, changed or new.
+explained one token by token: kept, changed or new. `explain/head_ablation.py` switches heads off.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dragoman.explain.explanation_builder import (
     model_digest,
     plain_logits,
 )
-from dragoman.explain.head_analysis import (
+from dragoman.explain.head_ablation import (
     ablate_heads,
     head_batches,
     heads_switched_off,

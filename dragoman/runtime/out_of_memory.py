@@ -1,4 +1,7 @@
-"""Out-of-memory errors: recognizing them, releasing memory, and running batches in halves."""
+"""Out-of-memory errors: recognizing them, releasing memory, and running batches in halves.
+
+Training halves its micro-batches itself: `OOMSplitter` in `training/train_step.py`.
+"""
 
 from __future__ import annotations
 

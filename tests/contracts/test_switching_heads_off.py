@@ -17,7 +17,7 @@ from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
 from dragoman.explain.attribution import attribute_tokens, attribution_note
 from dragoman.explain.explanation_builder import read_logit_lens, token_ranks
-from dragoman.explain.head_analysis import (
+from dragoman.explain.head_ablation import (
     ablate_heads,
     attention_parts,
     estimate_head_effects,

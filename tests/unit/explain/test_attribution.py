@@ -27,7 +27,7 @@ from dragoman.explain.attribution import (
     occlusion,
     value_zeroing,
 )
-from dragoman.explain.head_analysis import estimate_head_effects
+from dragoman.explain.head_ablation import estimate_head_effects
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.encoder_decoder import EncoderDecoder
 
