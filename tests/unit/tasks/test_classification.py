@@ -251,6 +251,23 @@ def test_the_loss_of_several_labels_branches_and_attributes() -> None:
     torch.testing.assert_close(loss.nll, entropy(output.logits, labels).float())
 
 
+def test_label_smoothing_of_several_labels_is_towards_one_half() -> None:
+    """Targets are 0.9 and 0.1 instead of 1 and 0; examples with a label have its weight."""
+    config = configure(class_weights="balanced").replace(train={"label_smoothing": 0.2})
+    records = make_records(40, seed=0, several=True)
+    task = fit_task(config, records)
+    model = task.build_model().eval()
+    batch = task.collate(task.encode(records), np.arange(7))
+    p = task.forward(model, batch).logits.sigmoid()
+    counts = torch.tensor(task.text.label_counts)
+    assert (counts != 20).all()  # the weights are not 1
+    present, absent = -(40 - counts) / counts * p.log(), -(1 - p).log()
+    losses = torch.where(
+        batch.labels == 1, 0.9 * present + 0.1 * absent, 0.1 * present + 0.9 * absent
+    )
+    torch.testing.assert_close(task.loss(model, batch).total, losses.sum())
+
+
 def test_balanced_labels_weigh_as_much_as_their_absence() -> None:
     task = fit_task(configure(class_weights="balanced"), make_records(50, seed=0, several=True))
     weights = task._class_weights
