@@ -1,4 +1,4 @@
-"""Attention weights of a prefix LM, named as an encoder-decoder's."""
+"""Attention weights of a prefix LM, named as an encoder-decoder's; read paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dragoman.config import ModelConfig
-from dragoman.explain.attention_capture import align_batch, record_attention
+from dragoman.explain.attention_capture import align_batch, capture_batch, record_attention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 
@@ -54,3 +54,23 @@ def test_alignments_are_the_weights_on_the_source() -> None:
     ).mean(0)
     np.testing.assert_allclose(alignments[0], expected[:2], atol=1e-5)
     assert alignments[1].shape == (3, 2)
+
+
+def test_read_path_of_monotonic_attention_has_the_keys_it_attends_to() -> None:
+    """Past the last key, where the head finds no stop, it attends to nothing."""
+    torch.manual_seed(1)
+    config = ModelConfig(
+        encoder=("bigru",), decoder=("gru(attention=monotonic)",), width=16, heads=1
+    )
+    model = build_model(config, src_vocab_size=30, tgt_vocab_size=30).eval()
+    for path, weight in model.named_parameters():
+        torch.nn.init.constant_(weight, -1) if path.endswith("offset") else weight.data.normal_()
+    sources = [list(range(4, 16)), list(range(20, 28))]
+    targets = [list(range(16, 26)), list(range(5, 9))]
+    visited = set[int]()
+    for source, captured in zip(sources, capture_batch(model, sources, targets), strict=True):
+        (weights,) = captured.sites[-1].weights
+        expected = [int(row.argmax()) if row.any() else len(source) + 1 for row in weights]
+        assert captured.extras["x0.path"].tolist() == expected
+        visited |= {*expected}
+    assert len(visited) > 3
