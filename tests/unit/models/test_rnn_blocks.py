@@ -15,11 +15,11 @@ from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from dragoman.layers.norms_and_residuals import NoResidual
-from dragoman.layers.rnn import MEMORY_SUMMARIES
+from dragoman.layers.rnn import GRU, LSTM, MEMORY_SUMMARIES, RNN, SlicedRNN, TanhRNN
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer
+from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer, SlicedRNNLayer
 from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS
 
@@ -534,6 +534,24 @@ def test_a_decoder_without_attention_continues_from_the_encoders_final_states(ki
     for position in range(5):
         logits, state = model.step(tgt[:, position], state)
         torch.testing.assert_close(logits, found[:, position])
+
+
+@pytest.mark.parametrize(("cell", "kind"), [("gru", GRU), ("lstm", LSTM), ("rnn", TanhRNN)])
+@torch.no_grad()
+def test_a_sliced_rnn_has_the_cells_levels_and_slices_of_its_options(
+    cell: str, kind: type[RNN]
+) -> None:
+    layer = SlicedRNNLayer.build(
+        build_context(causal=False),
+        cell=cell,
+        slice_length=2,
+        levels=3,
+        residual_connection=False,
+    ).double()
+    expected = SlicedRNN([kind(D, D) for _ in range(3)], 2).double()
+    expected.load_state_dict(layer.sliced.state_dict())
+    x = torch.randn(2, 9, D, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, ForwardContext()), expected(x, None))
 
 
 def test_bidirectional_rnn_needs_an_even_width() -> None:
