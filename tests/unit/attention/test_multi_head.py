@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from dragoman.attention import CrossAttention, ScaledDotScore, SelfAttention, record
 from dragoman.attention.multi_head import _warn_not_fused
+from dragoman.attention.relative_positions import AlibiBias, RotaryEmbedding
 from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
 from dragoman.exchange.transformer_architecture import _read_stack
 from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
+from dragoman.layers.norms_and_residuals import RMSNorm
 from dragoman.models.factory import build_model
 
 
@@ -210,3 +212,28 @@ def test_recorded_weights_have_the_dropout_of_training() -> None:
     assert (whole > 0).all()
     torch.testing.assert_close(dropped, 2 * whole * (dropped != 0))
     assert 0.3 < (dropped == 0).float().mean() < 0.7
+
+
+SEGMENT_OPTIONS: dict[str, dict[str, object]] = {
+    "rotary": {"relative_position": RotaryEmbedding(4)},
+    "alibi": {"relative_position": AlibiBias(2)},
+    "norms": {"norms": (RMSNorm(4), RMSNorm(4))},
+    "grouped": {"kv_heads": 1, "value_width": 3, "bias": False},
+    "window": {"window": 2},
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", SEGMENT_OPTIONS)
+@torch.no_grad()
+def test_a_segment_attends_to_earlier_ones_as_in_one_sequence(name: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    attention = SelfAttention(8, 2, **SEGMENT_OPTIONS[name])  # type: ignore[arg-type]
+    for weight in attention.parameters():
+        nn.init.normal_(weight)
+    x = torch.randn(2, 7, 8)
+    mask = torch.ones(2, 1, 7, dtype=torch.bool)
+    mask[1, :, :2] = not padded  # a memory that is not filled yet
+    whole = attention(x, mask=mask, causal=True)
+    found = attention(x[:, 4:], previous=x[:, :4], mask=mask, causal=True)
+    torch.testing.assert_close(found, whole[:, 4:])

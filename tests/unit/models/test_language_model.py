@@ -175,6 +175,20 @@ def test_a_memory_gets_no_gradient_but_its_projections_do() -> None:
     assert (with_memory[16:] - weight.grad[16:]).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_a_carried_state_gets_no_gradient(name: str) -> None:
+    """Truncated back-propagation ends at the segment."""
+    model = build(name)
+    carried = {
+        path: torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
+        for path, shape in model.carried_shapes(0).items()
+    }
+    out = model.decode_segment(tokens(2, 5), carried, None)
+    out.hidden.pow(2).sum().backward()  # type: ignore[no-untyped-call]
+    assert [state.grad for state in carried.values()] == [None] * len(carried)
+    assert not any(state.requires_grad for state in out.carried.values())
+
+
 def test_unfilled_memory_changes_nothing() -> None:
     model, ids = build("transformer_xl"), tokens(2, 6)
     mask = memory_mask(torch.tensor([0, 0]), 4)

@@ -14,11 +14,12 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
-from dragoman.layers.rnn import MEMORY_SUMMARIES
+from dragoman.layers.norms_and_residuals import NoResidual
+from dragoman.layers.rnn import GRU, LSTM, MEMORY_SUMMARIES, RNN, SlicedRNN, TanhRNN
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer
+from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer, SlicedRNNLayer
 from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS
 
@@ -91,12 +92,20 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
             torch.testing.assert_close(found[row, step], attentional)
 
 
+@pytest.mark.parametrize("input_feeding", [False, True])
 @torch.no_grad()
-def test_bahdanau_step_by_step() -> None:
+def test_bahdanau_step_by_step(input_feeding: bool) -> None:
     """Sections 3.1 and A.2 of Bahdanau et al. (2015): the query is the previous state, the context
-    is an input of the GRU, and the readout is a maxout layer.
+    is an input of the GRU, and the readout is a maxout layer; with input feeding the last readout
+    is an input too.
     """
-    layer = decoder(GRULayer, attention="additive", decoder="bahdanau", initial_state="first")
+    layer = decoder(
+        GRULayer,
+        attention="additive",
+        decoder="bahdanau",
+        initial_state="first",
+        input_feeding=input_feeding,
+    )
     score = layer.cross.score
     w_a, u_a, v_a = score.query_proj.weight, score.key_proj.weight, score.energy.weight[0]
     x, memory = inputs()
@@ -110,22 +119,25 @@ def test_bahdanau_step_by_step() -> None:
     for row, length in enumerate((5, 3)):
         values = memory.values[row, :length]
         state = torch.tanh(layer.initial(values[0]))
+        readout = torch.zeros(D if input_feeding else 0, dtype=torch.float64)
         for step in range(4):
             energies = torch.stack(
                 [v_a @ torch.tanh(w_a @ state + u_a @ value) for value in values]
             )
             context = energies.softmax(0) @ values
-            both = torch.cat([x[row, step], context])
+            joint = torch.cat([x[row, step], context, readout])
             reset, keep = (
-                torch.sigmoid(wr @ both + ur @ state),
-                torch.sigmoid(wz @ both + uz @ state),
+                torch.sigmoid(wr @ joint + ur @ state),
+                torch.sigmoid(wz @ joint + uz @ state),
             )
             proposal = torch.tanh(
-                wn @ both + reset * (un @ state)
+                wn @ joint + reset * (un @ state)
             )  # the paper has U (r o s), the kernels r o (U s)
             state = (1 - keep) * proposal + keep * state
             pairs = u_o @ state + v_o @ x[row, step] + c_o @ context
-            torch.testing.assert_close(found[row, step], torch.maximum(pairs[0::2], pairs[1::2]))
+            maxout = torch.maximum(pairs[0::2], pairs[1::2])
+            torch.testing.assert_close(found[row, step], maxout)
+            readout = maxout if input_feeding else readout
 
 
 @torch.no_grad()
@@ -291,19 +303,52 @@ def test_without_the_final_state_a_plain_decoder_ignores_the_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"layers": 2}, {"layers": 2, "attention": "scaled_dot", "input_feeding": True}]
+    "options",
+    [
+        {},
+        {"attention": "scaled_dot", "input_feeding": True},
+        {"attention": "scaled_dot", "decoder": "bahdanau"},
+        {"attention": "scaled_dot", "decoder": "gnmt"},
+    ],
 )
-def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
+def test_dropout_between_layers_works_in_training_only(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     layer = LSTMLayer.build(
-        build_context(causal=True, dropout=0.5), residual_connection=False, **options
+        build_context(causal=True, dropout=0.5), residual_connection=False, layers=2, **options
     ).double()  # type: ignore[arg-type]
+    layer.residual = NoResidual(dropout=0.0)  # the block's output has dropout too
     x, memory = inputs()
     assert not layer(x, ForwardContext(memory=memory)).equal(
         layer(x, ForwardContext(memory=memory))
     )
     layer.eval()
     assert layer(x, ForwardContext(memory=memory)).equal(layer(x, ForwardContext(memory=memory)))
+
+
+@torch.no_grad()
+def test_locked_dropout_is_the_same_at_all_positions() -> None:
+    torch.manual_seed(0)
+    context = build_context(causal=True, dropout=0.5)
+    layer = GRULayer.build(context, residual_connection=False, locked_dropout=True).double()
+    x, memory = inputs()
+    dropped = layer(x, ForwardContext(memory=memory)) == 0
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    assert 0 < dropped.sum() < dropped.numel()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2])
+@torch.no_grad()
+def test_mocha_attends_to_chunk_size_keys(chunk_size: int) -> None:
+    layer = decoder(LSTMLayer, attention="mocha", chunk_size=chunk_size).eval()
+    nn.init.zeros_(layer.cross.alignment.offset)
+    nn.init.normal_(layer.cross.score.energy.weight)
+    x, memory = inputs()
+    with record(layer) as notes:
+        layer(x, ForwardContext(memory=memory))
+    assert notes["cross"].scores is not None
+    first_stops = (notes["cross"].scores[0, 0] > 0).int().argmax(dim=1)
+    assert first_stops.tolist() == [1] * 4  # the head stops at the second key
+    assert notes["cross"].weights[0, 0].count_nonzero(dim=1).tolist() == [chunk_size] * 4
 
 
 @pytest.mark.parametrize(
@@ -489,6 +534,24 @@ def test_a_decoder_without_attention_continues_from_the_encoders_final_states(ki
     for position in range(5):
         logits, state = model.step(tgt[:, position], state)
         torch.testing.assert_close(logits, found[:, position])
+
+
+@pytest.mark.parametrize(("cell", "kind"), [("gru", GRU), ("lstm", LSTM), ("rnn", TanhRNN)])
+@torch.no_grad()
+def test_a_sliced_rnn_has_the_cells_levels_and_slices_of_its_options(
+    cell: str, kind: type[RNN]
+) -> None:
+    layer = SlicedRNNLayer.build(
+        build_context(causal=False),
+        cell=cell,
+        slice_length=2,
+        levels=3,
+        residual_connection=False,
+    ).double()
+    expected = SlicedRNN([kind(D, D) for _ in range(3)], 2).double()
+    expected.load_state_dict(layer.sliced.state_dict())
+    x = torch.randn(2, 9, D, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, ForwardContext()), expected(x, None))
 
 
 def test_bidirectional_rnn_needs_an_even_width() -> None:

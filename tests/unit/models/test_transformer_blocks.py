@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dragoman.attention import CrossAttention, SelfAttention, masks, record
+from dragoman.attention.relative_positions import AlibiBias
 from dragoman.config import Config, ModelConfig
 from dragoman.errors import ConfigError, DragomanError
 from dragoman.layers.norms_and_residuals import RMSNorm
@@ -115,9 +116,12 @@ def test_norms_are_applied_to_queries_and_keys_of_cross_attention() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_window_hides_what_is_farther(causal: bool) -> None:
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_window_hides_what_is_farther(causal: bool, has_bias: bool) -> None:
     torch.manual_seed(0)
-    near, whole, x = SelfAttention(8, 2, window=1), SelfAttention(8, 2), torch.randn(1, 6, 8)
+    bias = AlibiBias(2) if has_bias else None
+    near, whole = (SelfAttention(8, 2, window=window, relative_position=bias) for window in (1, 0))
+    x = torch.randn(1, 6, 8)
     near.load_state_dict(whole.state_dict())
     torch.testing.assert_close(
         near(x, causal=causal), whole(x, mask=masks.local(6, radius=1), causal=causal)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from dragoman.bundle import format as bundle_format
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.classify import ClassifyConfig
+from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.classification import ClassificationTask
@@ -156,6 +157,17 @@ def test_batches_are_filled_with_documents_up_to_the_padded_batch_size() -> None
     assert [len(examples) for examples in plan.epoch(0)] == [4, 4]
 
 
+def test_with_bucket_shapes_sentences_have_one_width() -> None:
+    """CUDA graphs are captured by shape: without buckets a batch is as wide as its sentences."""
+    config = configure(hierarchical=True, max_sentence_words=6)
+    records = records_of({"text": "A b. C d. E", "label": 0}, {"text": "f", "label": 1})
+    task = fit_task(config, records)
+    store = task.encode(records)
+    assert task.collate(store, np.arange(2)).words.shape == (2, 3, 3)
+    shapes = [BatchShape(src=4, tgt=1)]
+    assert task.collate(store, np.arange(2), shapes=shapes).words.shape == (2, 4, 6)
+
+
 def test_values_of_ngrams_are_normalized_tf_idf() -> None:
     records = records_of(
         {"text": "a a b", "label": ["x"]}, {"text": "b c", "label": []}, {"text": "b", "label": []}
@@ -178,6 +190,9 @@ def test_ngrams_of_documents_are_those_of_their_sentences() -> None:
     assert task.text.ngrams is not None
     assert len(task.encode(records).sequence("ngrams", 0)) == 7  # a, b, c, d, ab, bc, cd
     assert len(task.text.ngrams) == 1 + 7 + 3  # padding, and e, f, ef
+    batch = task.collate(task.encode(records), np.arange(2))
+    assert batch.ngrams is not None
+    assert batch.ngrams.count_nonzero(dim=1).tolist() == [7, 3]
 
 
 def test_ngrams_begin_with_naive_bayes_ratios() -> None:
@@ -251,6 +266,23 @@ def test_the_loss_of_several_labels_branches_and_attributes() -> None:
     torch.testing.assert_close(loss.nll, entropy(output.logits, labels).float())
 
 
+def test_label_smoothing_of_several_labels_is_towards_one_half() -> None:
+    """Targets are 0.9 and 0.1 instead of 1 and 0; examples with a label have its weight."""
+    config = configure(class_weights="balanced").replace(train={"label_smoothing": 0.2})
+    records = make_records(40, seed=0, several=True)
+    task = fit_task(config, records)
+    model = task.build_model().eval()
+    batch = task.collate(task.encode(records), np.arange(7))
+    p = task.forward(model, batch).logits.sigmoid()
+    counts = torch.tensor(task.text.label_counts)
+    assert (counts != 20).all()  # the weights are not 1
+    present, absent = -(40 - counts) / counts * p.log(), -(1 - p).log()
+    losses = torch.where(
+        batch.labels == 1, 0.9 * present + 0.1 * absent, 0.1 * present + 0.9 * absent
+    )
+    torch.testing.assert_close(task.loss(model, batch).total, losses.sum())
+
+
 def test_balanced_labels_weigh_as_much_as_their_absence() -> None:
     task = fit_task(configure(class_weights="balanced"), make_records(50, seed=0, several=True))
     weights = task._class_weights
@@ -309,6 +341,28 @@ def test_validation_decides_by_the_threshold_of_each_label(
     assert found["accuracy"] == found["micro_f1"] == 1.0
 
 
+def test_a_global_threshold_is_the_same_for_all_labels() -> None:
+    records = make_records(60, seed=0, several=True)
+    task = fit_task(configure(tune_threshold="global", ngrams=1), records)
+    model = train_steps(task, records, steps=2)
+    with torch.no_grad():
+        tuned = task.finish(
+            model,
+            task.encode(records),
+            device=torch.device("cpu"),
+            precision=FLOAT32,
+            progress=QuietProgress(),
+        )["thresholds"]
+    assert tuned[0] == tuned[1] != 0.5
+
+
+def test_labels_are_predicted_from_their_threshold_on() -> None:
+    task = fit_task(configure(), make_records(20, seed=0, several=True))
+    probabilities = np.array([[0.5, 0.5], [0.25, 0.75]], np.float32)
+    found = task.decide(probabilities, np.array([0.5, 0.75], np.float32))
+    assert found.tolist() == [[True, False], [False, True]]
+
+
 def test_metrics_are_those_of_all_examples() -> None:
     records = make_records(150, seed=0)
     task = fit_task(configure(), records)
@@ -322,10 +376,31 @@ def test_metrics_are_those_of_all_examples() -> None:
             progress=QuietProgress(),
         )
     assert found["accuracy"] == pytest.approx(micro_f1(task, model, records))
+    with torch.no_grad():
+        probabilities = task.golden_outputs(model, [record.text("text") for record in records])
+    losses = [
+        -np.log(row[record.fields["label"]])
+        for row, record in zip(probabilities, records, strict=True)
+    ]
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert set(found) == {"loss", *task.metrics}
     assert set(task.metrics) == set(ClassifyConfig.metrics)
     signatures = {score.name: score.signature for score in task.scores(found)}
     assert signatures["macro_f1"] == ("classes:2|mean|undefined:0")
+
+
+@pytest.mark.parametrize(("tuned", "stated"), [("off", "0.3"), ("labels", "labels")])
+def test_signatures_of_several_labels_state_the_threshold(tuned: str, stated: str) -> None:
+    config = configure(threshold=0.3, tune_threshold=tuned)
+    task = fit_task(config, make_records(20, seed=0, several=True))
+    (score,) = task.scores({"accuracy": 0.5})
+    assert score.signature == f"labels:2|threshold:{stated}|exact"
+
+
+def test_golden_inputs_are_cut_to_a_length_that_a_bundle_can_record() -> None:
+    task = fit_task(configure(), make_records(20, seed=0))
+    found = task.golden_inputs(records_of({"text": "word " * 1000, "label": "sport"}))
+    assert found == ["word " * 400]
 
 
 def test_text_survives_its_files() -> None:

@@ -88,6 +88,20 @@ def test_wsd_schedule_is_constant_and_then_decays() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fraction", "rates"),  # at steps 50, 75, 76 and 100 of 100
+    [(0.25, [1, 1, 25 / 26, 1 / 26]), (0.5, [1, 26 / 51, 25 / 51, 1 / 51]), (0.0, [1] * 4)],
+)
+def test_wsd_decays_over_the_last_cooldown_fraction_of_the_steps(
+    fraction: float, rates: list[float]
+) -> None:
+    settings = {"learning_rate": 1.0, "warmup_steps": 0, "steps": 100}
+    found = [
+        rate("wsd", update, **settings, cooldown_fraction=fraction) for update in (50, 75, 76, 100)
+    ]
+    assert found == pytest.approx(rates)
+
+
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'cosin'.*cosine"):
         SCHEDULES["cosin"]

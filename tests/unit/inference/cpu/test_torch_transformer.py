@@ -227,6 +227,15 @@ def test_user_hooks_and_overridden_methods_are_respected() -> None:
     assert [each[0].log_probs for each in native.generate(request())] != plainly
     hook.remove()
     assert [each[0].log_probs for each in native.generate(request())] == plainly
+    ffn = model.decoder.get_submodule("1.ffn")
+    hook = ffn.register_forward_pre_hook(lambda module, given: (3.0 * given[0],))
+    assert [each[0].log_probs for each in native.generate(request())] != plainly
+    hook.remove()
+    forward = ffn.forward
+    ffn.forward = lambda x: 3.0 * forward(x)  # type: ignore[method-assign]
+    assert [each[0].log_probs for each in native.generate(request())] != plainly
+    del ffn.forward
+    assert [each[0].log_probs for each in native.generate(request())] == plainly
     read = model.encode
     model.encode = lambda src, mask=None: read(src.flip(0), mask)  # type: ignore[method-assign, assignment]
     assert [each[0].log_probs for each in native.generate(request())] != plainly
