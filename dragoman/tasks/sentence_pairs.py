@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,6 @@ from dragoman.tasks.base import (
     TaskScore,
     TrainingTask,
     evaluation_batches,
-    find_fields,
     padded_length,
 )
 from dragoman.text.special_tokens import EOS, PAD
@@ -519,9 +519,13 @@ def _join(
     return joined[:, None], marks[:, None], total
 
 
-def _field_finder(config: Config) -> Any:
-    """Return a function from a record to its `PairFields`, found in the first record of a file."""
+def _field_finder(config: Config) -> Callable[[Record], PairFields]:
+    """Return a function from a record to its `PairFields`, found in the first record of a file.
+
+    It raises DataError where a later record has a label or a score that the first one has not.
+    """
     pairs = config.pairs
+    found: dict[Path, tuple[Record, PairFields]] = {}
 
     def optional(record: Record, wanted: str, usual: Sequence[str], setting: str) -> str | None:
         if not wanted and not {name.lower() for name in record.fields} & set(usual):
@@ -530,16 +534,29 @@ def _field_finder(config: Config) -> Any:
             return None
         return find_field(record, wanted, usual, setting=setting)
 
-    def find(record: Record) -> PairFields:
-        first, second = find_pair_fields(record, pairs.first_field, pairs.second_field)
-        return PairFields(
-            first,
-            second,
+    def targets(record: Record) -> tuple[str | None, str | None]:
+        return (
             optional(record, pairs.label_field, LABEL_NAMES, "pairs.label_field"),
             optional(record, pairs.score_field, SCORE_NAMES, "pairs.score_field"),
         )
 
-    return find_fields(find)
+    def find(record: Record) -> PairFields:
+        if record.file not in found:
+            sides = find_pair_fields(record, pairs.first_field, pairs.second_field)
+            found[record.file] = record, PairFields(*sides, *targets(record))
+        first, fields = found[record.file]
+        known = fields.label, fields.score
+        if record is not first and None in known:
+            for name, later in zip(known, targets(record), strict=True):
+                if name is None and later is not None:
+                    raise first.error(
+                        f"must have a field {later!r}, as line {record.number}",
+                        ", ".join(map(str, first.fields)),
+                        "add it, or remove the line",
+                    )
+        return fields
+
+    return find
 
 
 def _read_features(data: bytes) -> bool:

@@ -104,6 +104,29 @@ def test_a_named_field_that_no_training_pair_has_is_an_error():
         task_of(score_field="relatednes")
 
 
+@pytest.mark.parametrize("field", ["label", "relatedness"])
+@pytest.mark.parametrize("without", [1, 2])
+def test_a_pair_without_the_target_of_others_is_an_error(field, without):
+    rows = records()
+    rows[without - 1] = rows[without - 1]._replace(
+        fields={name: value for name, value in rows[without - 1].fields.items() if name != field}
+    )
+    message = rf"pairs\.jsonl line {without} must have a field '{field}'.*; found a, b, "
+    with pytest.raises(DataError, match=message):
+        task_of(*rows).encode(rows)
+    with pytest.raises(DataError, match=message):
+        task_of().encode(rows)
+
+
+def test_files_may_have_different_targets():
+    rows = [
+        *records(),
+        *(Record(Path("other.jsonl"), 1, {"a": "x", "b": "y", "score": score}) for score in (1, 2)),
+    ]
+    store = task_of(*rows).encode(rows)
+    assert store.values["label"].tolist() == [1, 0, 2, IGNORE_INDEX, IGNORE_INDEX]
+
+
 def test_flags_mark_words_of_the_other_sentence():
     task = task_of()
     pair = task.encode_pair("A man plays", "A man is playing")
