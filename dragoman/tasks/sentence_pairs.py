@@ -348,7 +348,12 @@ class PairsTask(TrainingTask):
         precision: Precision,
         progress: Progress,
     ) -> dict[str, float]:
-        """Return "loss", accuracy of the labels, correlations and squared error of the scores."""
+        """Return "loss", accuracy of the labels, correlations and squared error of the scores.
+
+        As a predictor gives a pair without words no label and no score, its label is wrong, and its
+        score is not compared.
+        """
+        all_words = self.has_words(store)
         total, count = 0.0, 0
         rights, scores = list[Tensor](), list[Tensor]()
         for batch in evaluation_batches(self, store, device=device, progress=progress):
@@ -359,12 +364,14 @@ class PairsTask(TrainingTask):
             total += float(losses.label or 0.0)
             total += self.config.pairs.score_weight * float(losses.score or 0.0)
             count += len(batch)
+            has_words = torch.from_numpy(all_words[batch.examples]).to(device)
             if output.labels is not None:
                 known = batch.labels != IGNORE_INDEX
-                rights.append((output.labels.argmax(dim=1) == batch.labels)[known])
+                is_right = (output.labels.argmax(dim=1) == batch.labels) & has_words
+                rights.append(is_right[known])
             if output.score is not None:
                 expected = expected_score(output.score, self.min_score)
-                known = ~batch.scores.isnan()
+                known = ~batch.scores.isnan() & has_words
                 scores.append(torch.stack([expected[known], batch.scores[known]]))
         metrics = {"loss": total / max(count, 1)}
         if rights and len(right := torch.cat(rights)):
@@ -374,6 +381,12 @@ class PairsTask(TrainingTask):
             metrics["spearman"] = correlation(_ranks(both[0]), _ranks(both[1]))
             metrics["mse"] = float(np.square(both[0] - both[1]).mean())
         return metrics
+
+    def has_words(self, store: InMemoryExamples) -> NDArray[np.bool_]:
+        """Return which pairs (N,) have words in both sentences; others are </s>, as by `words`."""
+        every = np.arange(len(store))
+        first, second = (store.padded(side, every, 1)[:, 0] for side in ("first", "second"))
+        return np.asarray((first != EOS) & (second != EOS))
 
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
         """Return the metrics; accuracy is a fraction."""

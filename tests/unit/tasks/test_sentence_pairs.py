@@ -218,6 +218,25 @@ def test_loss_is_a_sum_and_evaluation_a_mean_over_pairs(interaction):
     ]
 
 
+@pytest.mark.parametrize("interaction", ["co_attention", "sequence"])
+@pytest.mark.parametrize("pair", [("A man", " "), ("", "A man")])
+def test_a_pair_without_words_has_no_label_and_no_score_in_an_evaluation(interaction, pair):
+    task = task_of(interaction=interaction)
+    torch.manual_seed(0)
+    model = task.build_model().eval()
+    guess = torch.tensor(task.golden_outputs(model, [pair])[0][0]).argmax()
+    fields = {"label": task.text.labels.names[guess], "relatedness": 5}
+    empty = [record_of(number, a=pair[0], b=pair[1], **fields) for number in (4, 5, 6)]
+    plain = evaluate(task, model, task.encode(records()))
+    found = evaluate(task, model, task.encode([*records(), *empty]))
+    assert found["accuracy"] == pytest.approx(plain["accuracy"] / 2)
+    for name in ("pearson", "spearman", "mse"):
+        assert found[name] == pytest.approx(plain[name], rel=1e-3)
+    alone = evaluate(task, model, task.encode(empty))
+    assert set(alone) == {"loss", "accuracy"}
+    assert alone["accuracy"] == 0.0
+
+
 def test_labels_or_scores_may_be_missing():
     only_scores = [record_of(a="x", b="y", relatedness=2), record_of(a="z", b="y", relatedness=4)]
     task = task_of(*only_scores)
