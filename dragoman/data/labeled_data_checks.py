@@ -78,7 +78,7 @@ def _read_tags(record: Record, names: FieldNames) -> RecordExample:
     """Return the tokens of a sentence as one text, with a tag for each."""
     used = [name for name in TAG_NAMES if name not in TOKEN_NAMES]
     field = find_field(record, names.text, TOKEN_NAMES, setting=TEXT_OPTION, used=used)
-    tokens = record.texts(field)
+    tokens = record.tokens(field)
     tags = record.texts(
         find_field(record, names.label, TAG_NAMES, setting=LABEL_OPTION, used=(field,))
     )

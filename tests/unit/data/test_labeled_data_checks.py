@@ -162,6 +162,7 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
         ("sets", '{"set": [1], "target": 2}', '{"set": [null, 1], "target": 2}'),
         ("sets", '{"set": [1], "target": 2}', '{"set": [1e39], "target": 2}'),
         ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": [""], "tags": ["X"]}'),
+        ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": "a b", "tags": ["X"]}'),
     ],
 )
 def test_what_training_rejects_is_broken(tmp_path, task, good, bad):
