@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from dragoman.errors import DataError
 
 TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data check
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
+_MIN_LABELS = 2  # of a file; one where a text has any number of them
 
 
 class LabeledText(NamedTuple):
@@ -34,6 +35,7 @@ class LabeledText(NamedTuple):
     text: str
     labels: tuple[str, ...]
     target: object  # what is compared between equal texts: a set of labels, or a tag sequence
+    is_multi_label: bool = False  # whether the labels are a list, of any length
 
 
 class FieldNames(NamedTuple):
@@ -50,19 +52,16 @@ class RecordExample(NamedTuple):
     text: str
     labels: tuple[str, ...]
     target: object
+    is_multi_label: bool = False
 
 
 def _read_text(record: Record, names: FieldNames) -> RecordExample:
     """Return a text with its labels, of which the order does not matter."""
     text = find_text_field(record, names.text, setting=TEXT_OPTION)
-    labels = _read_labels(record, names, (text,))
-    return RecordExample(record.text(text), labels, frozenset(labels))
-
-
-def _read_labels(record: Record, names: FieldNames, used: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels of a record, in a field other than the `used` ones."""
-    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=used)
-    return tuple(record.texts(field))
+    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(text,))
+    labels = tuple(record.texts(field))
+    is_list = isinstance(record.value(field), list)
+    return RecordExample(record.text(text), labels, frozenset(labels), is_list)
 
 
 def _read_pair(record: Record, names: FieldNames) -> RecordExample:
@@ -70,7 +69,8 @@ def _read_pair(record: Record, names: FieldNames) -> RecordExample:
     first, second = find_pair_fields(
         record, names.text, names.second, settings=(TEXT_OPTION, TEXT_OPTION)
     )
-    labels = _read_labels(record, names, (first, second))
+    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(first, second))
+    labels = tuple(record.texts(field))
     return RecordExample(f"{record.text(first)}\t{record.text(second)}", labels, labels)
 
 
@@ -131,10 +131,11 @@ READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
     "language": _read_language,
     "sets": _read_set,
 }
-# Checks of tasks without labels; lines of a text may be empty, and short ones recur.
-_UNLABELLED = {
+# Checks of tasks that do not have all; lines of a text may be empty, and short ones recur.
+_TASK_CHECKS = {
     "language": ("broken", "duplicate", "leak"),
     "sets": ("broken", "empty", "duplicate", "contradiction", "leak"),
+    "tag": ("broken", "empty", "no-label", "duplicate", "contradiction", "rare-label", "leak"),
 }
 _MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a duplicate
 
@@ -161,7 +162,7 @@ class RecordReport:
 
     examples: int
     labels: dict[str, int]  # most frequent first
-    multi_label: bool  # whether some text has more or fewer labels than one
+    multi_label: bool  # whether labels are lists, so that a text has any number of them
     mean_words: float
     findings: list[RecordFinding]
 
@@ -185,7 +186,7 @@ def check_labels(
     examples = 0
     words = 0
     counts: Counter[str] = Counter()
-    sizes: Counter[int] = Counter()  # labels per text
+    multi_label = False
     lines: dict[str, list[int | str]] = {name: [] for name in _CHECKS}
     first_seen: dict[int, LabeledText] = {}  # by the hash of a text's letters
     label_lines: dict[str, list[int | str]] = {}
@@ -194,7 +195,9 @@ def check_labels(
         if progress is not None and not examples % 10_000:
             progress(examples)
         counts.update(example.labels)
-        sizes[len(example.labels)] += 1
+        multi_label |= example.is_multi_label
+        if len(counts) < _MIN_LABELS:
+            lines["few-labels"].append(example.line)
         for label in example.labels:
             if counts[label] <= _RARE:
                 label_lines.setdefault(label, []).append(example.line)
@@ -216,7 +219,8 @@ def check_labels(
             lines["leak"].append(example.line)
     if progress is not None:
         progress(examples)
-    multi_label = task == "classify" and any(size != 1 for size in sizes)
+    if len(counts) >= (1 if multi_label else _MIN_LABELS):
+        lines["few-labels"].clear()
     for label, where in label_lines.items():
         if counts[label] < _RARE:
             lines["rare-label"] += where
@@ -224,7 +228,7 @@ def check_labels(
     findings = [
         RecordFinding(check, code, len(lines[code]), lines[code], advice if lines[code] else "")
         for code, (check, advice) in _CHECKS.items()
-        if (code != "leak" or held_out_keys) and code in _UNLABELLED.get(task, _CHECKS)
+        if (code != "leak" or held_out_keys) and code in _TASK_CHECKS.get(task, _CHECKS)
     ]
     return RecordReport(
         examples,
@@ -251,6 +255,11 @@ _CHECKS = {
     "rare-label": (
         "labels with one example",
         "add examples, merge the label with another, or check its spelling",
+    ),
+    "few-labels": (
+        "too few labels",
+        "check the column of the label, or add texts with others: training needs two, or one where "
+        "labels are lists",
     ),
     "leak": (
         "texts of the held-out file",

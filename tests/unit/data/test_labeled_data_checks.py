@@ -43,6 +43,7 @@ def test_every_check_names_its_lines(tmp_path):
         "duplicate": [3],
         "contradiction": [4],
         "rare-label": [6, 9],
+        "few-labels": [],
         "leak": [11],
     }
     assert report.examples == 10
@@ -74,6 +75,27 @@ def test_several_labels_and_several_files(tmp_path):
     assert check_labels(read_rows([few])).multi_label
     assert lines_by_code(report)["duplicate"] == [2, "two.jsonl:1"]
     assert lines_by_code(report)["contradiction"] == ["two.jsonl:2"]
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "lines"),
+    [
+        ("classify", ['"x"', '"x"'], [1, 2]),
+        ("classify", ['"x"', '"y"'], []),
+        ("classify", ["[]", "[]"], [1, 2]),
+        ("classify", ["[]", '["x"]'], []),
+        ("classify", ['["x"]', '["x"]'], []),  # a multi-label model of one label
+        ("pairs", ['"x"', '"x"'], [1, 2]),
+        ("pairs", ['"x"', '"y"'], []),
+    ],
+)
+def test_too_few_labels_to_train(tmp_path, task, labels, lines):
+    rows = [
+        f'{{"text": "t{each}", "a": "a{each}", "b": "b", "label": {label}}}'
+        for each, label in enumerate(labels)
+    ]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task=task)
+    assert lines_by_code(report)["few-labels"] == lines
 
 
 def test_tags_are_compared_as_sequences(tmp_path):
