@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from dragoman.config.sets import SetsConfig
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.labeled_records import (
     TAG_NAMES,
@@ -20,11 +19,13 @@ from dragoman.data.labeled_records import (
     find_pair_fields,
     find_text_field,
 )
+from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
 
 TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data check
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
+_MAX_CHECKED_SIZE = 1_000_000  # elements of a set, the most that sets.max_size allows
 _MIN_LABELS = 2  # of a file; one where a text has any number of them
 
 
@@ -36,6 +37,7 @@ class LabeledText(NamedTuple):
     labels: tuple[str, ...]
     target: object  # what is compared between equal texts: a set of labels, or a tag sequence
     is_multi_label: bool = False  # whether the labels are a list, of any length
+    codes: tuple[str, ...] = ()  # findings of the reader
 
 
 class FieldNames(NamedTuple):
@@ -53,6 +55,7 @@ class RecordExample(NamedTuple):
     labels: tuple[str, ...]
     target: object
     is_multi_label: bool = False
+    codes: tuple[str, ...] = ()
 
 
 def _read_text(record: Record, names: FieldNames) -> RecordExample:
@@ -100,42 +103,50 @@ def _read_language(record: Record, names: FieldNames) -> RecordExample:
     )
 
 
-def _read_set(record: Record, names: FieldNames) -> RecordExample:
-    """Return the elements of a set as one text, in order, with the target of the set."""
-    targets = ("target", "label")
-    field = find_field(record, names.text, ("set",), setting=TEXT_OPTION, used=targets)
-    elements = record.value(field)
-    if not isinstance(elements, list):
-        raise record.error("must have a list in the field of the set", elements, "write [1, 2]")
-    if not _are_numbers(elements):
-        raise record.error(
-            "must have finite numbers, or equally long lists of them", elements, "write [1, 2]"
-        )
-    target = find_field(record, names.label, targets, setting=LABEL_OPTION, used=(field,))
-    return RecordExample(" ".join(sorted(map(repr, elements))), (), record.label(target))
+class _SetReader:
+    """Reads sets, of which the first decides the width of elements and the kind of targets."""
+
+    def __init__(self) -> None:
+        self._width: int | None = None
+        self._has_labels: bool | None = None
+
+    def __call__(self, record: Record, names: FieldNames) -> RecordExample:
+        """Return the elements of a set as one text, in order, with the target of the set."""
+        targets = ("target", "label")
+        field = find_field(record, names.text, ("set",), setting=TEXT_OPTION, used=targets)
+        name = find_field(record, names.label, targets, setting=LABEL_OPTION, used=(field,))
+        elements = record.value(field)
+        width, size = self._width, 0
+        if elements != []:
+            settings = SetsConfig(set_field=field, max_size=_MAX_CHECKED_SIZE)
+            array = parse_set(elements, settings, record, images=True, width=width)
+            size, width = array.shape
+        has_labels = self._has_labels
+        if has_labels is None:
+            has_labels = is_label(record.value(name))
+        target = parse_label(record, name) if has_labels else parse_number(record, name)
+        self._width, self._has_labels = width, has_labels
+        text = " ".join(sorted(map(repr, elements)))
+        codes = ("large",) if size > SetsConfig().max_size else ()
+        return RecordExample(text, (), target, codes=codes)
 
 
-def _are_numbers(elements: list[object]) -> bool:
-    """Whether elements are numbers that float32 has, or equally long lists of them."""
-    try:
-        array = np.array(elements)
-    except ValueError:  # lists of different lengths
-        return False
-    return array.dtype.kind in "if" and bool((np.abs(array) <= np.finfo(np.float32).max).all())
-
-
-READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
-    "classify": _read_text,
-    "pairs": _read_pair,
-    "tag": _read_tags,
-    "language": _read_language,
-    "sets": _read_set,
+READERS: dict[str, Callable[[], Callable[[Record, FieldNames], RecordExample]]] = {
+    "classify": lambda: _read_text,
+    "pairs": lambda: _read_pair,
+    "tag": lambda: _read_tags,
+    "language": lambda: _read_language,
+    "sets": _SetReader,
 }
-# Checks of tasks that do not have all; lines of a text may be empty, and short ones recur.
+"""What makes the reader of the records of files, by task."""
+_LABEL_CHECKS = ("broken", "empty", "no-label", "duplicate", "contradiction", "rare-label", "leak")
+# Lines of a text may be empty, and short ones recur.
 _TASK_CHECKS = {
+    "classify": (*_LABEL_CHECKS, "few-labels"),
+    "pairs": (*_LABEL_CHECKS, "few-labels"),
+    "tag": _LABEL_CHECKS,
     "language": ("broken", "duplicate", "leak"),
-    "sets": ("broken", "empty", "duplicate", "contradiction", "leak"),
-    "tag": ("broken", "empty", "no-label", "duplicate", "contradiction", "rare-label", "leak"),
+    "sets": ("broken", "empty", "large", "duplicate", "contradiction", "leak"),
 }
 _MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a duplicate
 
@@ -181,6 +192,7 @@ def check_labels(
 
     Two texts are equal if their letters and digits are, whatever their case.
     """
+    checks = _TASK_CHECKS[task]
     names = FieldNames(text_field, label_field, second_field)
     held_out_keys = {_text_key(each.text) for each in read_examples(held_out, task, names)}
     examples = 0
@@ -196,7 +208,9 @@ def check_labels(
             progress(examples)
         counts.update(example.labels)
         multi_label |= example.is_multi_label
-        if len(counts) < _MIN_LABELS:
+        for code in example.codes:
+            lines[code].append(example.line)
+        if len(counts) < _MIN_LABELS and "few-labels" in checks:
             lines["few-labels"].append(example.line)
         for label in example.labels:
             if counts[label] <= _RARE:
@@ -228,7 +242,7 @@ def check_labels(
     findings = [
         RecordFinding(check, code, len(lines[code]), lines[code], advice if lines[code] else "")
         for code, (check, advice) in _CHECKS.items()
-        if (code != "leak" or held_out_keys) and code in _TASK_CHECKS.get(task, _CHECKS)
+        if (code != "leak" or held_out_keys) and code in checks
     ]
     return RecordReport(
         examples,
@@ -246,6 +260,10 @@ _CHECKS = {
         "what cannot be read",
     ),
     "empty": ("empty texts", "remove them: there is nothing to learn from"),
+    "large": (
+        "sets above sets.max_size",
+        f"split them, or raise sets.max_size, {SetsConfig().max_size:,} by default",
+    ),
     "no-label": ("empty labels", "write the label, or remove the line"),
     "duplicate": ("duplicate texts", "remove them, or the model weighs them more than the rest"),
     "contradiction": (
@@ -292,6 +310,7 @@ def read_examples(
     files = set[Path]()
     first: Path | None = None
     bad_lines: dict[Path, BadLine] = {}  # the first of each file
+    read = READERS[task]()
 
     def line_of(row: Record | BadLine) -> int | str:
         return row.number if row.file == first else f"{row.file.name}:{row.number}"
@@ -305,7 +324,7 @@ def read_examples(
             bad_lines.setdefault(record.file, record)
             continue
         try:
-            example = READERS[task](record, names)
+            example = read(record, names)
         except DataError:
             if record.file in bad_lines and record.file not in files:
                 # A file that cannot be read well, such as one in another encoding: that comes

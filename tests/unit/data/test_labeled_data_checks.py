@@ -172,7 +172,27 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
     ]
     report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
     found = lines_by_code(report)
-    assert found == {"broken": [4], "empty": [], "duplicate": [3], "contradiction": [2]}
+    assert found == {
+        "broken": [4],
+        "empty": [],
+        "large": [],
+        "duplicate": [3],
+        "contradiction": [2],
+    }
+
+
+def test_sets_above_the_largest_size_are_reported(tmp_path):
+    rows = [f'{{"set": {list(range(size))}, "target": {size}}}' for size in (1000, 1001, 0, 2)]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
+    found = lines_by_code(report)
+    assert (found["large"], found["empty"], found["broken"]) == ([2], [3], [])
+    assert "sets.max_size, 1,000 by default" in report.findings[2].advice
+
+
+def test_targets_of_sets_are_labels_if_the_first_one_is(tmp_path):
+    rows = ['{"set": [1], "target": true}', '{"set": [2], "target": "x"}']
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
+    assert all(each.ok for each in report.findings)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +203,11 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
         ("sets", '{"set": [-1], "target": 2}', '{"set": [NaN], "target": 2}'),
         ("sets", '{"set": [1], "target": 2}', '{"set": [null, 1], "target": 2}'),
         ("sets", '{"set": [1], "target": 2}', '{"set": [1e39], "target": 2}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": NaN}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": 1e39}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": "many"}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": true}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [[2, 3]], "target": 2}'),
         ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": [""], "tags": ["X"]}'),
         ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": "a b", "tags": ["X"]}'),
     ],
