@@ -22,6 +22,7 @@ from dragoman.data.labeled_records import (
 from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
+from dragoman.text.tag_schemes import write_word_tags
 
 TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data check
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
@@ -75,6 +76,43 @@ def _read_pair(record: Record, names: FieldNames) -> RecordExample:
     field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(first, second))
     labels = tuple(record.texts(field))
     return RecordExample(f"{record.text(first)}\t{record.text(second)}", labels, labels)
+
+
+class _TagReader:
+    """Reads tagged sentences, or texts for word segmentation if the first record is one."""
+
+    def __init__(self) -> None:
+        self._is_segmented: bool | None = None
+
+    def __call__(self, record: Record, names: FieldNames) -> RecordExample:
+        """Return the tokens of a sentence as one text, with a tag for each."""
+        is_segmented = self._is_segmented
+        if is_segmented is None:
+            is_segmented = _is_segmented(record, names)
+        read = _read_segmented if is_segmented else _read_tags
+        example = read(record, names)
+        self._is_segmented = is_segmented
+        return example
+
+
+def _is_segmented(record: Record, names: FieldNames) -> bool:
+    """Whether a record is a text for word segmentation: it has no tokens and no tags.
+
+    Beside tokens, a field that is named and holds a text is one too.
+    """
+    if names.label:
+        return False
+    if names.text:
+        field = find_field(record, names.text, setting=TEXT_OPTION)
+        return isinstance(record.fields[field], str)
+    return not {str(name).lower() for name in record.fields} & {*TOKEN_NAMES, *TAG_NAMES}
+
+
+def _read_segmented(record: Record, names: FieldNames) -> RecordExample:
+    """Return the characters of a text as tokens, with BMES tags by the spaces between words."""
+    words = record.text(find_text_field(record, names.text, setting=TEXT_OPTION)).split()
+    tags = tuple(write_word_tags(words))
+    return RecordExample(" ".join("".join(words)), tags, tags)
 
 
 def _read_tags(record: Record, names: FieldNames) -> RecordExample:
@@ -134,7 +172,7 @@ class _SetReader:
 READERS: dict[str, Callable[[], Callable[[Record, FieldNames], RecordExample]]] = {
     "classify": lambda: _read_text,
     "pairs": lambda: _read_pair,
-    "tag": lambda: _read_tags,
+    "tag": _TagReader,
     "language": lambda: _read_language,
     "sets": _SetReader,
 }

@@ -90,7 +90,9 @@ class Record(NamedTuple):
         if isinstance(value, list) and all(map(_is_text, value)):
             return [str(each) for each in value]
         raise self.error(
-            f"must have a list of tokens in {field!r}", json.dumps(value), 'write ["one", "two"]'
+            f"must have a list of tokens in {field!r}",
+            json.dumps(value, ensure_ascii=False),
+            'write ["one", "two"]',
         )
 
 

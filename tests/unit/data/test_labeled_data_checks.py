@@ -117,6 +117,36 @@ def test_tags_are_compared_as_sequences(tmp_path):
     assert not report.multi_label
 
 
+def test_texts_for_word_segmentation_have_tags_by_their_spaces(tmp_path):
+    rows = ["我 喜欢 你", "我 喜 欢 你", "", "你 喜欢 我", "我 喜欢 你"]
+    found = {}
+    for name, lines in {
+        "t.txt": rows,
+        "t.jsonl": [f'{{"text": "{row}"}}' for row in rows],
+        "both.jsonl": [f'{{"tokens": ["x"], "tags": ["X"], "line": "{row}"}}' for row in rows],
+    }.items():
+        path = write(tmp_path / name, lines)
+        field = "line" if name == "both.jsonl" else ""
+        report = check_labels(
+            read_rows([path], fields=[field]),
+            held_out=read_records([write(tmp_path / f"valid-{name}", lines[3:4])]),
+            task="tag",
+            text_field=field,
+        )
+        found[name] = (report.labels, lines_by_code(report))
+    labels, lines = found["t.txt"]
+    assert labels == {"S": 10, "B": 3, "E": 3}
+    assert (lines["contradiction"], lines["duplicate"]) == ([2], [5])
+    assert (lines["empty"], lines["broken"], lines["leak"]) == ([3], [], [4])
+    assert found["t.jsonl"] == found["both.jsonl"] == found["t.txt"]
+
+
+def test_a_text_among_tokens_is_not_for_word_segmentation(tmp_path):
+    rows = ['{"tokens": ["a"], "tags": ["X"]}', '{"text": "a b"}']
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="tag")
+    assert lines_by_code(report)["broken"] == [2]
+
+
 def test_pairs_are_two_texts(tmp_path):
     rows = ["a,b,label", "x y,z,yes", "x,y z,no", "X Y,z,no", "x y,Z,yes", "p,q,no"]
     held_out = write(tmp_path / "v.csv", ["a,b,label", "p,q,no"])
