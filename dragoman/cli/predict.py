@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json as json_format
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -211,10 +212,32 @@ class InputRecords:
                 else open_stream_lines(sys.stdin.buffer)
             )
             self._ready = getattr(stream, "ready", self._ready)
-            yield from number_lines(_STDIN, stream)
+            yield from number_lines(_STDIN, _note_json_lines(_STDIN, stream))
         else:
             with open(path, "rb") as file:
-                yield from number_lines(path, decode_lines(file, str(path)))
+                lines = decode_lines(file, str(path))
+                yield from number_lines(path, _note_json_lines(path, lines))
+
+
+def _note_json_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines of text; print a note if the first is a JSON object, whose fields are not read.
+
+    The format of a file is known by its name, which a stream does not have.
+    """
+    for number, line in enumerate(lines):
+        if not number and _is_json_object(line):
+            print_note(
+                f"warning: {path} has JSON lines but is read as plain text; to read their fields, "
+                "write them to a file and pass --input FILE.jsonl"
+            )
+        yield line
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return line.lstrip().startswith("{") and isinstance(json_format.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:

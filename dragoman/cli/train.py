@@ -88,7 +88,7 @@ def train(
         bool,
         typer.Option(
             "--mini",
-            help="Scale the recipe down to a toy model on characters.",
+            help="Scale the recipe down to a toy model; one for translation reads characters.",
             rich_help_panel=SETTINGS_PANEL,
         ),
     ] = False,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from dragoman.config.sets import SetsConfig
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.labeled_records import (
     TAG_NAMES,
@@ -20,11 +19,15 @@ from dragoman.data.labeled_records import (
     find_pair_fields,
     find_text_field,
 )
+from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
+from dragoman.text.tag_schemes import write_word_tags
 
 TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data check
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
+_MAX_CHECKED_SIZE = 1_000_000  # elements of a set, the most that sets.max_size allows
+_MIN_LABELS = 2  # of a file; one where a text has any number of them
 
 
 class LabeledText(NamedTuple):
@@ -34,6 +37,8 @@ class LabeledText(NamedTuple):
     text: str
     labels: tuple[str, ...]
     target: object  # what is compared between equal texts: a set of labels, or a tag sequence
+    is_multi_label: bool = False  # whether the labels are a list, of any length
+    codes: tuple[str, ...] = ()  # findings of the reader
 
 
 class FieldNames(NamedTuple):
@@ -50,19 +55,17 @@ class RecordExample(NamedTuple):
     text: str
     labels: tuple[str, ...]
     target: object
+    is_multi_label: bool = False
+    codes: tuple[str, ...] = ()
 
 
 def _read_text(record: Record, names: FieldNames) -> RecordExample:
     """Return a text with its labels, of which the order does not matter."""
     text = find_text_field(record, names.text, setting=TEXT_OPTION)
-    labels = _read_labels(record, names, (text,))
-    return RecordExample(record.text(text), labels, frozenset(labels))
-
-
-def _read_labels(record: Record, names: FieldNames, used: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels of a record, in a field other than the `used` ones."""
-    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=used)
-    return tuple(record.texts(field))
+    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(text,))
+    labels = tuple(record.texts(field))
+    is_list = isinstance(record.value(field), list)
+    return RecordExample(record.text(text), labels, frozenset(labels), is_list)
 
 
 def _read_pair(record: Record, names: FieldNames) -> RecordExample:
@@ -70,15 +73,53 @@ def _read_pair(record: Record, names: FieldNames) -> RecordExample:
     first, second = find_pair_fields(
         record, names.text, names.second, settings=(TEXT_OPTION, TEXT_OPTION)
     )
-    labels = _read_labels(record, names, (first, second))
+    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(first, second))
+    labels = tuple(record.texts(field))
     return RecordExample(f"{record.text(first)}\t{record.text(second)}", labels, labels)
+
+
+class _TagReader:
+    """Reads tagged sentences, or texts for word segmentation if the first record is one."""
+
+    def __init__(self) -> None:
+        self._is_segmented: bool | None = None
+
+    def __call__(self, record: Record, names: FieldNames) -> RecordExample:
+        """Return the tokens of a sentence as one text, with a tag for each."""
+        is_segmented = self._is_segmented
+        if is_segmented is None:
+            is_segmented = _is_segmented(record, names)
+        read = _read_segmented if is_segmented else _read_tags
+        example = read(record, names)
+        self._is_segmented = is_segmented
+        return example
+
+
+def _is_segmented(record: Record, names: FieldNames) -> bool:
+    """Whether a record is a text for word segmentation: it has no tokens and no tags.
+
+    Beside tokens, a field that is named and holds a text is one too.
+    """
+    if names.label:
+        return False
+    if names.text:
+        field = find_field(record, names.text, setting=TEXT_OPTION)
+        return isinstance(record.fields[field], str)
+    return not {str(name).lower() for name in record.fields} & {*TOKEN_NAMES, *TAG_NAMES}
+
+
+def _read_segmented(record: Record, names: FieldNames) -> RecordExample:
+    """Return the characters of a text as tokens, with BMES tags by the spaces between words."""
+    words = record.text(find_text_field(record, names.text, setting=TEXT_OPTION)).split()
+    tags = tuple(write_word_tags(words))
+    return RecordExample(" ".join("".join(words)), tags, tags)
 
 
 def _read_tags(record: Record, names: FieldNames) -> RecordExample:
     """Return the tokens of a sentence as one text, with a tag for each."""
     used = [name for name in TAG_NAMES if name not in TOKEN_NAMES]
     field = find_field(record, names.text, TOKEN_NAMES, setting=TEXT_OPTION, used=used)
-    tokens = record.texts(field)
+    tokens = record.tokens(field)
     tags = record.texts(
         find_field(record, names.label, TAG_NAMES, setting=LABEL_OPTION, used=(field,))
     )
@@ -100,41 +141,50 @@ def _read_language(record: Record, names: FieldNames) -> RecordExample:
     )
 
 
-def _read_set(record: Record, names: FieldNames) -> RecordExample:
-    """Return the elements of a set as one text, in order, with the target of the set."""
-    targets = ("target", "label")
-    field = find_field(record, names.text, ("set",), setting=TEXT_OPTION, used=targets)
-    elements = record.value(field)
-    if not isinstance(elements, list):
-        raise record.error("must have a list in the field of the set", elements, "write [1, 2]")
-    if not _are_numbers(elements):
-        raise record.error(
-            "must have finite numbers, or equally long lists of them", elements, "write [1, 2]"
-        )
-    target = find_field(record, names.label, targets, setting=LABEL_OPTION, used=(field,))
-    return RecordExample(" ".join(sorted(map(repr, elements))), (), record.label(target))
+class _SetReader:
+    """Reads sets, of which the first decides the width of elements and the kind of targets."""
+
+    def __init__(self) -> None:
+        self._width: int | None = None
+        self._has_labels: bool | None = None
+
+    def __call__(self, record: Record, names: FieldNames) -> RecordExample:
+        """Return the elements of a set as one text, in order, with the target of the set."""
+        targets = ("target", "label")
+        field = find_field(record, names.text, ("set",), setting=TEXT_OPTION, used=targets)
+        name = find_field(record, names.label, targets, setting=LABEL_OPTION, used=(field,))
+        elements = record.value(field)
+        width, size = self._width, 0
+        if elements != []:
+            settings = SetsConfig(set_field=field, max_size=_MAX_CHECKED_SIZE)
+            array = parse_set(elements, settings, record, images=True, width=width)
+            size, width = array.shape
+        has_labels = self._has_labels
+        if has_labels is None:
+            has_labels = is_label(record.value(name))
+        target = parse_label(record, name) if has_labels else parse_number(record, name)
+        self._width, self._has_labels = width, has_labels
+        text = " ".join(sorted(map(repr, elements)))
+        codes = ("large",) if size > SetsConfig().max_size else ()
+        return RecordExample(text, (), target, codes=codes)
 
 
-def _are_numbers(elements: list[object]) -> bool:
-    """Whether elements are numbers that float32 has, or equally long lists of them."""
-    try:
-        array = np.array(elements)
-    except ValueError:  # lists of different lengths
-        return False
-    return array.dtype.kind in "if" and bool((np.abs(array) <= np.finfo(np.float32).max).all())
-
-
-READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
-    "classify": _read_text,
-    "pairs": _read_pair,
-    "tag": _read_tags,
-    "language": _read_language,
-    "sets": _read_set,
+READERS: dict[str, Callable[[], Callable[[Record, FieldNames], RecordExample]]] = {
+    "classify": lambda: _read_text,
+    "pairs": lambda: _read_pair,
+    "tag": _TagReader,
+    "language": lambda: _read_language,
+    "sets": _SetReader,
 }
-# Checks of tasks without labels; lines of a text may be empty, and short ones recur.
-_UNLABELLED = {
+"""What makes the reader of the records of files, by task."""
+_LABEL_CHECKS = ("broken", "empty", "no-label", "duplicate", "contradiction", "rare-label", "leak")
+# Lines of a text may be empty, and short ones recur.
+_TASK_CHECKS = {
+    "classify": (*_LABEL_CHECKS, "few-labels"),
+    "pairs": (*_LABEL_CHECKS, "few-labels"),
+    "tag": _LABEL_CHECKS,
     "language": ("broken", "duplicate", "leak"),
-    "sets": ("broken", "empty", "duplicate", "contradiction", "leak"),
+    "sets": ("broken", "empty", "large", "duplicate", "contradiction", "leak"),
 }
 _MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a duplicate
 
@@ -161,7 +211,7 @@ class RecordReport:
 
     examples: int
     labels: dict[str, int]  # most frequent first
-    multi_label: bool  # whether some text has more or fewer labels than one
+    multi_label: bool  # whether labels are lists, so that a text has any number of them
     mean_words: float
     findings: list[RecordFinding]
 
@@ -180,12 +230,13 @@ def check_labels(
 
     Two texts are equal if their letters and digits are, whatever their case.
     """
+    checks = _TASK_CHECKS[task]
     names = FieldNames(text_field, label_field, second_field)
     held_out_keys = {_text_key(each.text) for each in read_examples(held_out, task, names)}
     examples = 0
     words = 0
     counts: Counter[str] = Counter()
-    sizes: Counter[int] = Counter()  # labels per text
+    multi_label = False
     lines: dict[str, list[int | str]] = {name: [] for name in _CHECKS}
     first_seen: dict[int, LabeledText] = {}  # by the hash of a text's letters
     label_lines: dict[str, list[int | str]] = {}
@@ -194,7 +245,11 @@ def check_labels(
         if progress is not None and not examples % 10_000:
             progress(examples)
         counts.update(example.labels)
-        sizes[len(example.labels)] += 1
+        multi_label |= example.is_multi_label
+        for code in example.codes:
+            lines[code].append(example.line)
+        if len(counts) < _MIN_LABELS and "few-labels" in checks:
+            lines["few-labels"].append(example.line)
         for label in example.labels:
             if counts[label] <= _RARE:
                 label_lines.setdefault(label, []).append(example.line)
@@ -216,7 +271,8 @@ def check_labels(
             lines["leak"].append(example.line)
     if progress is not None:
         progress(examples)
-    multi_label = task == "classify" and any(size != 1 for size in sizes)
+    if len(counts) >= (1 if multi_label else _MIN_LABELS):
+        lines["few-labels"].clear()
     for label, where in label_lines.items():
         if counts[label] < _RARE:
             lines["rare-label"] += where
@@ -224,7 +280,7 @@ def check_labels(
     findings = [
         RecordFinding(check, code, len(lines[code]), lines[code], advice if lines[code] else "")
         for code, (check, advice) in _CHECKS.items()
-        if (code != "leak" or held_out_keys) and code in _UNLABELLED.get(task, _CHECKS)
+        if (code != "leak" or held_out_keys) and code in checks
     ]
     return RecordReport(
         examples,
@@ -242,6 +298,10 @@ _CHECKS = {
         "what cannot be read",
     ),
     "empty": ("empty texts", "remove them: there is nothing to learn from"),
+    "large": (
+        "sets above sets.max_size",
+        f"split them, or raise sets.max_size, {SetsConfig().max_size:,} by default",
+    ),
     "no-label": ("empty labels", "write the label, or remove the line"),
     "duplicate": ("duplicate texts", "remove them, or the model weighs them more than the rest"),
     "contradiction": (
@@ -251,6 +311,11 @@ _CHECKS = {
     "rare-label": (
         "labels with one example",
         "add examples, merge the label with another, or check its spelling",
+    ),
+    "few-labels": (
+        "too few labels",
+        "check the column of the label, or add texts with others: training needs two, or one where "
+        "labels are lists",
     ),
     "leak": (
         "texts of the held-out file",
@@ -283,6 +348,7 @@ def read_examples(
     files = set[Path]()
     first: Path | None = None
     bad_lines: dict[Path, BadLine] = {}  # the first of each file
+    read = READERS[task]()
 
     def line_of(row: Record | BadLine) -> int | str:
         return row.number if row.file == first else f"{row.file.name}:{row.number}"
@@ -296,7 +362,7 @@ def read_examples(
             bad_lines.setdefault(record.file, record)
             continue
         try:
-            example = READERS[task](record, names)
+            example = read(record, names)
         except DataError:
             if record.file in bad_lines and record.file not in files:
                 # A file that cannot be read well, such as one in another encoding: that comes

@@ -74,17 +74,31 @@ class Record(NamedTuple):
     def texts(self, field: str) -> list[str]:
         """Return a field's list of texts; one text is a list of one."""
         value = self.value(field)
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        if _is_text(value):
             return [str(value)]
-        if isinstance(value, list) and all(
-            isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in value
-        ):
+        if isinstance(value, list) and all(map(_is_text, value)):
             return [str(each) for each in value]
         raise self.error(
             f"must have a text or a list of texts in {field!r}",
             json.dumps(value),
             'write "one" or ["one", "two"]',
         )
+
+    def tokens(self, field: str) -> list[str]:
+        """Return a field's list of tokens; raise DataError for a text, which is not split."""
+        value = self.value(field)
+        if isinstance(value, list) and all(map(_is_text, value)):
+            return [str(each) for each in value]
+        raise self.error(
+            f"must have a list of tokens in {field!r}",
+            json.dumps(value, ensure_ascii=False),
+            'write ["one", "two"]',
+        )
+
+
+def _is_text(value: object) -> bool:
+    """Whether a JSON value is a text, or a number that stands for one."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
 def read_records(

@@ -12,9 +12,9 @@ import functools
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dragoman.decoding.regex_to_dfa import (
     ANYTHING,
@@ -298,6 +298,16 @@ def _has_edge(word: str) -> bool:
 SOURCE_CONSTRAINTS: Mapping[str, type[Constraint]] = {
     each.name: each for each in (EqualLength, Mirror, NoCopy, Punctuation)
 }
+
+
+def constraint_problems(constraints: Any) -> Iterator[str]:
+    """Yield what is wrong with the constraints of a call: they must be a list of Constraint."""
+    is_list = isinstance(constraints, Collection) and not isinstance(constraints, str)
+    if not is_list or not all(isinstance(each, Constraint) for each in constraints):
+        yield (
+            "constraints must be a list of constraints; "
+            f"found {constraints!r:.80}; write [EqualLength(), Forbid(['…'])]"
+        )
 
 
 def parse_constraints(

@@ -36,25 +36,31 @@ class ClassificationScores(NamedTuple):
 
 
 def score_classes(
-    predicted: NDArray[np.bool_], expected: NDArray[np.bool_], probabilities: NDArray[np.floating]
+    predicted: NDArray[np.bool_],
+    expected: NDArray[np.bool_],
+    probabilities: NDArray[np.floating],
+    *,
+    calibrated: NDArray[np.bool_] | slice = slice(None),
 ) -> ClassificationScores:
     """Score predictions (N, C) against the expected classes (N, C).
 
     `probabilities` (N, C) are for the calibration error: of the predicted class if every example
-    has one class, else of each decision. A ratio of zero by zero is 0, as in scikit-learn.
+    has one class, else of each decision. `calibrated` (N,) are the examples that it is measured on,
+    those that have probabilities. A ratio of zero by zero is 0, as in scikit-learn.
     """
     true_positives = (predicted & expected).sum(axis=0)
     support, selected = expected.sum(axis=0), predicted.sum(axis=0)
     precision, recall = _divide(true_positives, selected), _divide(true_positives, support)
     f1 = _divide(2 * true_positives, support + selected)
-    single = bool((expected.sum(axis=1) == 1).all() and (predicted.sum(axis=1) == 1).all())
+    chosen, wanted, values = predicted[calibrated], expected[calibrated], probabilities[calibrated]
+    single = bool((wanted.sum(axis=1) == 1).all() and (chosen.sum(axis=1) == 1).all())
     right: NDArray[np.bool_]
     if single:
-        confidence = np.where(predicted, probabilities, 0.0).sum(axis=1)
-        right = np.asarray((predicted & expected).any(axis=1))
+        confidence = np.where(chosen, values, 0.0).sum(axis=1)
+        right = np.asarray((chosen & wanted).any(axis=1))
     else:
-        confidence = np.where(predicted, probabilities, 1 - probabilities).ravel()
-        right = (predicted == expected).ravel()
+        confidence = np.where(chosen, values, 1 - values).ravel()
+        right = (chosen == wanted).ravel()
     return ClassificationScores(
         accuracy=_mean((predicted == expected).all(axis=1)),
         macro_f1=_mean(f1),

@@ -173,7 +173,8 @@ def measure_predictions(
 ) -> Predictions | None:
     """Return the predictions of labelled examples; None for a task without probabilities.
 
-    Of several labels to a text, each is a prediction that it applies or does not.
+    Of several labels to a text, each is a prediction that it applies or does not. Texts and pairs
+    without words have no predictions.
     """
     progress = progress or QuietProgress()
     device = next(model.parameters()).device
@@ -185,7 +186,9 @@ def measure_predictions(
             precision=Precision(torch.float32, "evaluation"),
             progress=progress,
         )
-        values, expected = task.probabilities(logits).astype(np.float64), task.expected(store)
+        known = task.has_words(store)
+        values = task.probabilities(logits)[known].astype(np.float64)
+        expected = task.expected(store)[known]
         if task.text.multi_label:
             sure = np.maximum(values, 1.0 - values).ravel()
             return Predictions(sure, ((values >= 0.5) == expected).ravel(), "labels")
@@ -226,13 +229,14 @@ def _measure_pairs(
 ) -> Predictions | None:
     """Return the labels of sentence pairs; None for a model that has only scores."""
     confidence, right = list[NDArray[np.float64]](), list[NDArray[np.bool_]]()
+    has_words = task.has_words(store)
     for batch in evaluation_batches(task, store, device=device, progress=progress):
         assert isinstance(batch, PairBatch), "pairs are collated to a PairBatch"
         output = model(batch.token_ids, batch.flags, batch.lengths)
         if output.labels is None:
             return None
         best = output.labels.double().softmax(dim=1).max(dim=1)
-        known = (batch.labels != IGNORE_INDEX).cpu().numpy()
+        known = (batch.labels != IGNORE_INDEX).cpu().numpy() & has_words[batch.examples]
         confidence.append(best.values.cpu().numpy()[known])
         right.append((best.indices == batch.labels).cpu().numpy()[known])
     return Predictions(np.concatenate(confidence), np.concatenate(right), "labels")

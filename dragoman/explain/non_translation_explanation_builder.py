@@ -122,6 +122,8 @@ def make_steps(given: TaskInput, log_probs: Tensor, ids: Sequence[int]) -> list[
     """Return the steps of log-probabilities (T, V)."""
     log_probs = log_probs.float().cpu()
     best = log_probs.topk(min(TOP, log_probs.size(1)), dim=1)
+    numbers, values = best.indices.tolist(), best.values.tolist()
+    names = given.name_outputs(ids, numbers)
     # A log-probability of minus infinity counts for nothing.
     entropies = -(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(dim=1)
     return [
@@ -132,14 +134,9 @@ def make_steps(given: TaskInput, log_probs: Tensor, ids: Sequence[int]) -> list[
             entropy=float(entropy),
             forced=at < given.forced,
             masked=given.forbidden,
-            top=[
-                (number, given.name_output(number), value)
-                for number, value in zip(numbers, values, strict=True)
-            ],
+            top=list(zip(numbers[at], names[at], values[at], strict=True)),
         )
-        for at, (token, row, entropy, numbers, values) in enumerate(
-            zip(ids, log_probs, entropies, best.indices.tolist(), best.values.tolist(), strict=True)
-        )
+        for at, (token, row, entropy) in enumerate(zip(ids, log_probs, entropies, strict=True))
     ]
 
 

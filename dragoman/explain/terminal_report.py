@@ -367,7 +367,7 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
         others = [
             f"{show(text)} {_format(math.exp(logprob))}"
             for id_, text, logprob in step.top
-            if id_ != step.id
+            if id_ != step.id and text != step_text(step)
         ][:MAX_RUNNERS_UP]
         room = width - cell_len(start) - 1
         part.append(_join_that_fits([*notes, *others], room).rstrip() + "\n", "dim")

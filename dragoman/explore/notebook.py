@@ -109,7 +109,8 @@ def table_rows(explanation: Explanation) -> list[tuple[str, float, str, str]]:
         targets = explanation.target.tokens
         is_aligned = len(targets) == len(explanation.steps)
         label = targets[number].text if is_aligned else texts.get(step.id, str(step.id))
-        runner_up = next((text for token, text, _ in step.top if token != step.id), "")
+        others = [text for token, text, _ in step.top if token != step.id]
+        runner_up = next((text for text in others if text != texts.get(step.id)), "")
         read_from = ""
         if alignment is not None and alignment.shape == (len(explanation.steps), len(sources)):
             read_from = sources[int(alignment[number].argmax())].text

@@ -11,7 +11,7 @@ from typing import Any
 from dragoman.config import DecodeConfig, list_settings
 from dragoman.config.inference_choices import utility_problem
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.constraint_definitions import Constraint
+from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
@@ -103,13 +103,7 @@ class TranslationOptions:
                 f"found no_repeat_ngram_size={self.no_repeat_ngram_size!r:.60} with constraints; "
                 "keep one"
             )
-        if isinstance(self.constraints, (str, Constraint)) or not all(
-            isinstance(each, Constraint) for each in self.constraints
-        ):
-            problems.append(
-                "constraints must be a list of constraints; "
-                f"found {self.constraints!r:.80}; write [EqualLength(), Forbid(['…'])]"
-            )
+        problems += constraint_problems(self.constraints)
         if self.sample and self.beam is not None:
             problems.append(
                 "beam belongs to search and not to sampling; "

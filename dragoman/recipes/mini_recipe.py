@@ -93,7 +93,10 @@ def mini(config: Config) -> Config:
 
 
 def _mini_task(config: Config) -> Config:
-    """Return a small configuration of another task: its section's `mini` has the sizes."""
+    """Return a small configuration of another task: its section's `mini` has the sizes.
+
+    The tokenizer stays, because what is predicted depends on it: tags of words, masked subwords.
+    """
     model, section = config.model, getattr(config, config.task)
     stacks = TASK_STACKS[config.task]
     heads = max(n for n in range(1, min(model.heads, HEADS) + 1) if HEADS % n == 0)

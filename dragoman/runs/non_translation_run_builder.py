@@ -86,6 +86,13 @@ def prepare_task(
         raise ConfigError(
             ["data.train must name files; found none; pass --train FILE, or --resume"]
         )
+    if names["valid"] and generated:
+        raise ConfigError(
+            [
+                "data.valid needs data.train, because generated examples are also validated on "
+                f"generated ones; found only data.valid={', '.join(names['valid'])}; leave it out"
+            ]
+        )
     files = [DataFile.of(part, Path(name)) for part in ("train", "valid") for name in names[part]]
     if initial_files:
         parts = ("train", "valid")

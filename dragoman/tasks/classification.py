@@ -456,7 +456,9 @@ class ClassificationTask(TrainingTask):
         nll = self._plain_loss(torch.from_numpy(logits), torch.from_numpy(labels))
         probabilities = self.probabilities(logits)
         predicted = self.decide(probabilities, model.thresholds.cpu().numpy())
-        scores = score_classes(predicted, self.expected(store), probabilities)
+        has_words = self.has_words(store)
+        predicted[~has_words] = False  # as a predictor
+        scores = score_classes(predicted, self.expected(store), probabilities, calibrated=has_words)
         rows: list[dict[str, str | float | int]] = [
             {"label": name, **score._asdict()}
             for name, score in zip(self.text.labels.names, scores.classes, strict=True)
@@ -521,6 +523,10 @@ class ClassificationTask(TrainingTask):
         if self.text.multi_label:
             return labels.astype(np.bool_)
         return np.asarray(np.arange(len(self.text.labels)) == labels[:, None])
+
+    def has_words(self, store: InMemoryExamples) -> NDArray[np.bool_]:
+        """Return which texts (N,) have words; the others have no label, whatever the logits."""
+        return store.lengths("words") > 0
 
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
         """Return the metrics to be reported, with signatures."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,6 @@ from dragoman.tasks.base import (
     TaskScore,
     TrainingTask,
     evaluation_batches,
-    find_fields,
     padded_length,
 )
 from dragoman.text.special_tokens import EOS, PAD
@@ -348,7 +348,12 @@ class PairsTask(TrainingTask):
         precision: Precision,
         progress: Progress,
     ) -> dict[str, float]:
-        """Return "loss", accuracy of the labels, correlations and squared error of the scores."""
+        """Return "loss", accuracy of the labels, correlations and squared error of the scores.
+
+        As a predictor gives a pair without words no label and no score, its label is wrong, and its
+        score is not compared.
+        """
+        all_words = self.has_words(store)
         total, count = 0.0, 0
         rights, scores = list[Tensor](), list[Tensor]()
         for batch in evaluation_batches(self, store, device=device, progress=progress):
@@ -359,12 +364,14 @@ class PairsTask(TrainingTask):
             total += float(losses.label or 0.0)
             total += self.config.pairs.score_weight * float(losses.score or 0.0)
             count += len(batch)
+            has_words = torch.from_numpy(all_words[batch.examples]).to(device)
             if output.labels is not None:
                 known = batch.labels != IGNORE_INDEX
-                rights.append((output.labels.argmax(dim=1) == batch.labels)[known])
+                is_right = (output.labels.argmax(dim=1) == batch.labels) & has_words
+                rights.append(is_right[known])
             if output.score is not None:
                 expected = expected_score(output.score, self.min_score)
-                known = ~batch.scores.isnan()
+                known = ~batch.scores.isnan() & has_words
                 scores.append(torch.stack([expected[known], batch.scores[known]]))
         metrics = {"loss": total / max(count, 1)}
         if rights and len(right := torch.cat(rights)):
@@ -374,6 +381,12 @@ class PairsTask(TrainingTask):
             metrics["spearman"] = correlation(_ranks(both[0]), _ranks(both[1]))
             metrics["mse"] = float(np.square(both[0] - both[1]).mean())
         return metrics
+
+    def has_words(self, store: InMemoryExamples) -> NDArray[np.bool_]:
+        """Return which pairs (N,) have words in both sentences; others are </s>, as by `words`."""
+        every = np.arange(len(store))
+        first, second = (store.padded(side, every, 1)[:, 0] for side in ("first", "second"))
+        return np.asarray((first != EOS) & (second != EOS))
 
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
         """Return the metrics; accuracy is a fraction."""
@@ -519,9 +532,13 @@ def _join(
     return joined[:, None], marks[:, None], total
 
 
-def _field_finder(config: Config) -> Any:
-    """Return a function from a record to its `PairFields`, found in the first record of a file."""
+def _field_finder(config: Config) -> Callable[[Record], PairFields]:
+    """Return a function from a record to its `PairFields`, found in the first record of a file.
+
+    It raises DataError where a later record has a label or a score that the first one has not.
+    """
     pairs = config.pairs
+    found: dict[Path, tuple[Record, PairFields]] = {}
 
     def optional(record: Record, wanted: str, usual: Sequence[str], setting: str) -> str | None:
         if not wanted and not {name.lower() for name in record.fields} & set(usual):
@@ -530,16 +547,29 @@ def _field_finder(config: Config) -> Any:
             return None
         return find_field(record, wanted, usual, setting=setting)
 
-    def find(record: Record) -> PairFields:
-        first, second = find_pair_fields(record, pairs.first_field, pairs.second_field)
-        return PairFields(
-            first,
-            second,
+    def targets(record: Record) -> tuple[str | None, str | None]:
+        return (
             optional(record, pairs.label_field, LABEL_NAMES, "pairs.label_field"),
             optional(record, pairs.score_field, SCORE_NAMES, "pairs.score_field"),
         )
 
-    return find_fields(find)
+    def find(record: Record) -> PairFields:
+        if record.file not in found:
+            sides = find_pair_fields(record, pairs.first_field, pairs.second_field)
+            found[record.file] = record, PairFields(*sides, *targets(record))
+        first, fields = found[record.file]
+        known = fields.label, fields.score
+        if record is not first and None in known:
+            for name, later in zip(known, targets(record), strict=True):
+                if name is None and later is not None:
+                    raise first.error(
+                        f"must have a field {later!r}, as line {record.number}",
+                        ", ".join(map(str, first.fields)),
+                        "add it, or remove the line",
+                    )
+        return fields
+
+    return find
 
 
 def _read_features(data: bytes) -> bool:

@@ -27,6 +27,7 @@ from dragoman.data.set_problems import (
     SetArrays,
     UniqueProblem,
 )
+from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
 from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.errors import BundleError, DataError
 from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
@@ -56,7 +57,6 @@ if TYPE_CHECKING:  # loading a model imports no trainer
 
 FEATURES_FILE, LABELS_FILE = "features.json", "labels.json"
 CLUSTERING_FEATURES = 2
-MAX_NUMBER = float(np.finfo(np.float32).max)
 
 
 class SetsText(NamedTuple):
@@ -166,7 +166,7 @@ class SetsTask(TrainingTask):
 
     def encode_set(self, value: Any, record: Record | None = None) -> NDArray[np.float32]:
         """Return a set (n, F) of JSON values; raise DataError, with the record's line if given."""
-        return _parse_set(
+        return parse_set(
             value, self.config.sets, record, images=self.objective.images, width=self.text.features
         )
 
@@ -176,8 +176,8 @@ class SetsTask(TrainingTask):
         if isinstance(self.objective, Clustering):
             return 0.0
         if self.text.labels is None:
-            return _parse_number(record, field)
-        label = _parse_label(record, field)
+            return parse_number(record, field)
+        label = parse_label(record, field)
         if label not in self.text.labels:
             raise record.error(
                 f"must have a label of the training records in {field!r}",
@@ -372,7 +372,7 @@ def _fit_text(sets: SetsConfig, records: ReadRecords) -> SetsText:
     numbers, labels = list[float](), set[str]()
     problem = sets.problem
     for record in records():
-        elements = _parse_set(
+        elements = parse_set(
             record.value(sets.set_field), sets, record, width=len(total) or None
         ).astype(np.float64)
         if not len(total):
@@ -380,12 +380,12 @@ def _fit_text(sets: SetsConfig, records: ReadRecords) -> SetsText:
         count, total = count + len(elements), total + elements.sum(axis=0)
         squares = squares + np.square(elements).sum(axis=0)
         if problem == "auto":
-            is_text = isinstance(record.value(sets.target_field), (str, bool))
-            problem = "classification" if is_text else "regression"
+            has_label = is_label(record.value(sets.target_field))
+            problem = "classification" if has_label else "regression"
         if problem == "classification":
-            labels.add(_parse_label(record, sets.target_field))
+            labels.add(parse_label(record, sets.target_field))
         else:
-            numbers.append(_parse_number(record, sets.target_field))
+            numbers.append(parse_number(record, sets.target_field))
     if not count:
         raise DataError(
             "training needs at least one set",
@@ -409,98 +409,6 @@ def _fit_text(sets: SetsConfig, records: ReadRecords) -> SetsText:
 def _deviations(variances: NDArray[np.float64]) -> tuple[float, ...]:
     """Return square roots; 1 for what does not vary."""
     return tuple(math.sqrt(each) if each > 1e-12 else 1.0 for each in variances.tolist())
-
-
-def _set_error(record: Record | None, must: str, found: object, fix: str) -> DataError:
-    """Return the error of a set, with its line if it has one."""
-    if record is not None:
-        return record.error(must, found, fix)
-    return DataError(f"a set {must}", found=f"{found!s:.120}", fix=fix)
-
-
-def _parse_set(
-    value: Any,
-    sets: SetsConfig,
-    record: Record | None,
-    *,
-    images: bool = False,
-    width: int | None = None,
-) -> NDArray[np.float32]:
-    """Return a set (n, F) of a list of numbers, of vectors, or of images by rows."""
-    where = f" in {sets.set_field!r}" if record is not None else ""
-    must = f"must have a list of numbers, or of equally long lists of numbers{where}"
-    if not isinstance(value, (list, tuple)) or not value:
-        found = "an empty list" if value in ([], ()) else repr(value)
-        raise _set_error(record, must, found, "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
-    try:
-        array = np.array(value)
-        if array.dtype.kind in "bU":  # which float64 would convert
-            raise _set_error(record, must, repr(value), "write numbers without quotes")
-        array = array.astype(np.float64)
-    except OverflowError:
-        array = np.array(np.inf)  # an integer above float64, reported below
-    except (TypeError, ValueError):
-        raise _set_error(record, must, repr(value), "use vectors of one length") from None
-    if not (np.abs(array) <= MAX_NUMBER).all():
-        raise _set_error(
-            record,
-            f"must have finite numbers (float32){where}",
-            repr(value),
-            "replace null and NaN by numbers"
-            if np.isnan(array).any()
-            else f"write numbers up to {MAX_NUMBER:.2g}, for example in another unit",
-        )
-    if array.ndim == 1:
-        array = array[:, None]
-    if images and array.ndim == 3:
-        array = array.reshape(len(array), -1)
-    if array.ndim != 2 or not array.shape[1]:
-        raise _set_error(record, must, repr(value), "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
-    if width is not None and array.shape[1] != width:
-        raise _set_error(
-            record,
-            f"must have elements of {width} numbers{where}, as the first set of training",
-            f"{array.shape[1]} numbers",
-            f"use {width} numbers in every element",
-        )
-    if len(array) > sets.max_size:
-        raise _set_error(
-            record,
-            f"must have at most {sets.max_size} elements{where}",
-            len(array),
-            "raise sets.max_size, or split the set",
-        )
-    return array.astype(np.float32)
-
-
-def _parse_number(record: Record, field: str) -> float:
-    """Return a target that is a finite number in float32."""
-    value = record.value(field)
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    except OverflowError:  # a whole number above float64
-        number = math.inf
-    if abs(number) <= MAX_NUMBER:
-        return number
-    if not math.isnan(number):
-        raise record.error(
-            f"must have a finite number (float32) in {field!r}",
-            repr(value),
-            f"write a number up to {MAX_NUMBER:.2g}, for example in another unit",
-        )
-    raise record.error(
-        f"must have a number in {field!r}",
-        repr(value),
-        "write a number, or set sets.problem=classification for labels",
-    )
-
-
-def _parse_label(record: Record, field: str) -> str:
-    """Return a target that is a label."""
-    value = record.value(field)
-    return str(value).lower() if isinstance(value, bool) else record.label(field)
 
 
 def _read_features(data: bytes, labels: Labels | None) -> SetsText:

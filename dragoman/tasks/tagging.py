@@ -425,7 +425,7 @@ def _find_tag_fields(config: Config, record: Record) -> TagFields:
 
 def _read_sentence(config: Config, record: Record, fields: TagFields) -> TaggedSentence:
     """Return a record's tokens and tags; raise DataError if they do not fit together."""
-    tokens = record.texts(fields.tokens)
+    tokens = record.tokens(fields.tokens)
     if "" in tokens:
         raise record.error(
             f"must have no empty token in {fields.tokens!r}",

@@ -21,10 +21,9 @@ from dragoman.text.tag_schemes import (
     OUTSIDE,
     SCHEMES,
     SchemeDetector,
-    Span,
     convert_tags,
     split_tag,
-    write_tags,
+    write_word_tags,
 )
 from dragoman.text.vocabulary import Labels, Vocabulary, build_vocabulary, normalize_text
 from dragoman.text.word_vectors import WordVectors, read_word_vectors
@@ -287,11 +286,7 @@ class TaggingPreprocessor:
 
 def segment_tags(words: Sequence[str]) -> TaggedSentence:
     """Return the characters of words as tokens, with BMES tags."""
-    spans, start = [], 0
-    for word in words:
-        spans.append(Span(start, start + len(word), ""))
-        start += len(word)
-    return TaggedSentence(tokens=list("".join(words)), tags=write_tags(spans, start, "bmes"))
+    return TaggedSentence(tokens=list("".join(words)), tags=write_word_tags(words))
 
 
 def _word_key(word: str, tag: TagConfig) -> str:

@@ -73,6 +73,11 @@ def write_tags(spans: Iterable[Span], length: int, scheme: str) -> list[str]:
     return tags
 
 
+def write_word_tags(words: Iterable[str]) -> list[str]:
+    """Return the BMES tags of the characters of words."""
+    return [tag for word in words for tag in _write_bmes(len(word), False)]
+
+
 def _write_iob1(length: int, follows: bool) -> str:
     return ("B" if follows else "I") + "I" * (length - 1)
 

@@ -125,6 +125,18 @@ def test_standard_input_keeps_order_and_empty_lines(model, capsys, typed):
     assert "line 2: the text is empty" in captured.err
 
 
+def test_json_lines_on_standard_input_are_noted_once(model, capsys, typed):
+    line = '{"text": "first"}'
+    for content, noted in ((f"{line}\n{line}\n", True), ("{}: none\n[1]\n", False)):
+        typed(content)
+        assert main(["predict", "-m", str(model)]) == 0
+        captured = capsys.readouterr()
+        assert [each.split("\t")[-1] for each in captured.out.splitlines()] == content.splitlines()
+        found = "standard input has JSON lines but is read as plain text; "
+        assert captured.err.count(found) == noted
+        assert ("pass --input FILE.jsonl" in captured.err) == noted
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

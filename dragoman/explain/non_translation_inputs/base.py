@@ -93,6 +93,10 @@ class TaskInput(abc.ABC):
     def name_output(self, number: int) -> str:
         """Return the text of an output id."""
 
+    def name_outputs(self, ids: Sequence[int], numbers: Sequence[Sequence[int]]) -> list[list[str]]:
+        """Return the texts of some output ids at each position of the output `ids`."""
+        return [[self.name_output(number) for number in row] for row in numbers]
+
     @abc.abstractmethod
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return the output."""

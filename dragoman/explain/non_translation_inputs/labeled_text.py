@@ -415,9 +415,26 @@ class TaggedText(TaskInput):
         """Return a tag in the scheme that the model was trained with."""
         return self.tagging.text.labels.names[number]
 
+    def name_outputs(self, ids: Sequence[int], numbers: Sequence[Sequence[int]]) -> list[list[str]]:
+        """Return tags in the scheme of the files, each in place of the one at its position.
+
+        Two tags of the model may have one name: B-X and S-X are B-X in IOB2.
+        """
+        text = self.tagging.text
+        if text.scheme == text.trained_scheme:
+            return super().name_outputs(ids, numbers)
+        return [
+            # The tags before and after decide what a tag is called.
+            [
+                text.tags_of([*ids[max(0, at - 1) : at], number, *ids[at + 1 : at + 2]])[min(at, 1)]
+                for number in row
+            ]
+            for at, row in enumerate(numbers)
+        ]
+
     def target(self, ids: Sequence[int]) -> TokenizedText:
-        """Return the tags."""
-        texts = [self.name_output(number) for number in ids]
+        """Return the tags in the scheme of the files, as `predict` does."""
+        texts = self.tagging.text.tags_of(ids)
         text, tokens = "", list[Token]()
         for number, name in zip(ids, texts, strict=True):
             start = len(text)

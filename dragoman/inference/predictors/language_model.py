@@ -21,7 +21,7 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraint_definitions import Constraint
+from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import ConstrainedRows, to_host
@@ -168,6 +168,8 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         refer to the prompt.
         """
         options = _check_options(max_tokens, temperature, top_k, top_p, seed, n)
+        if problems := list(constraint_problems(constraints)):
+            raise ConfigError(problems)
         if not isinstance(prompt, str):
             raise DataError(
                 "a prompt must be text",

@@ -43,6 +43,7 @@ def test_every_check_names_its_lines(tmp_path):
         "duplicate": [3],
         "contradiction": [4],
         "rare-label": [6, 9],
+        "few-labels": [],
         "leak": [11],
     }
     assert report.examples == 10
@@ -76,6 +77,27 @@ def test_several_labels_and_several_files(tmp_path):
     assert lines_by_code(report)["contradiction"] == ["two.jsonl:2"]
 
 
+@pytest.mark.parametrize(
+    ("task", "labels", "lines"),
+    [
+        ("classify", ['"x"', '"x"'], [1, 2]),
+        ("classify", ['"x"', '"y"'], []),
+        ("classify", ["[]", "[]"], [1, 2]),
+        ("classify", ["[]", '["x"]'], []),
+        ("classify", ['["x"]', '["x"]'], []),  # a multi-label model of one label
+        ("pairs", ['"x"', '"x"'], [1, 2]),
+        ("pairs", ['"x"', '"y"'], []),
+    ],
+)
+def test_too_few_labels_to_train(tmp_path, task, labels, lines):
+    rows = [
+        f'{{"text": "t{each}", "a": "a{each}", "b": "b", "label": {label}}}'
+        for each, label in enumerate(labels)
+    ]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task=task)
+    assert lines_by_code(report)["few-labels"] == lines
+
+
 def test_tags_are_compared_as_sequences(tmp_path):
     rows = [
         '{"tokens": ["a", "b"], "tags": ["X", "Y"]}',
@@ -93,6 +115,36 @@ def test_tags_are_compared_as_sequences(tmp_path):
     assert found["rare-label"] == [4]
     assert report.labels == {"X": 4, "Y": 4, ".": 1}
     assert not report.multi_label
+
+
+def test_texts_for_word_segmentation_have_tags_by_their_spaces(tmp_path):
+    rows = ["我 喜欢 你", "我 喜 欢 你", "", "你 喜欢 我", "我 喜欢 你"]
+    found = {}
+    for name, lines in {
+        "t.txt": rows,
+        "t.jsonl": [f'{{"text": "{row}"}}' for row in rows],
+        "both.jsonl": [f'{{"tokens": ["x"], "tags": ["X"], "line": "{row}"}}' for row in rows],
+    }.items():
+        path = write(tmp_path / name, lines)
+        field = "line" if name == "both.jsonl" else ""
+        report = check_labels(
+            read_rows([path], fields=[field]),
+            held_out=read_records([write(tmp_path / f"valid-{name}", lines[3:4])]),
+            task="tag",
+            text_field=field,
+        )
+        found[name] = (report.labels, lines_by_code(report))
+    labels, lines = found["t.txt"]
+    assert labels == {"S": 10, "B": 3, "E": 3}
+    assert (lines["contradiction"], lines["duplicate"]) == ([2], [5])
+    assert (lines["empty"], lines["broken"], lines["leak"]) == ([3], [], [4])
+    assert found["t.jsonl"] == found["both.jsonl"] == found["t.txt"]
+
+
+def test_a_text_among_tokens_is_not_for_word_segmentation(tmp_path):
+    rows = ['{"tokens": ["a"], "tags": ["X"]}', '{"text": "a b"}']
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="tag")
+    assert lines_by_code(report)["broken"] == [2]
 
 
 def test_pairs_are_two_texts(tmp_path):
@@ -150,7 +202,27 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
     ]
     report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
     found = lines_by_code(report)
-    assert found == {"broken": [4], "empty": [], "duplicate": [3], "contradiction": [2]}
+    assert found == {
+        "broken": [4],
+        "empty": [],
+        "large": [],
+        "duplicate": [3],
+        "contradiction": [2],
+    }
+
+
+def test_sets_above_the_largest_size_are_reported(tmp_path):
+    rows = [f'{{"set": {list(range(size))}, "target": {size}}}' for size in (1000, 1001, 0, 2)]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
+    found = lines_by_code(report)
+    assert (found["large"], found["empty"], found["broken"]) == ([2], [3], [])
+    assert "sets.max_size, 1,000 by default" in report.findings[2].advice
+
+
+def test_targets_of_sets_are_labels_if_the_first_one_is(tmp_path):
+    rows = ['{"set": [1], "target": true}', '{"set": [2], "target": "x"}']
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
+    assert all(each.ok for each in report.findings)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +233,13 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
         ("sets", '{"set": [-1], "target": 2}', '{"set": [NaN], "target": 2}'),
         ("sets", '{"set": [1], "target": 2}', '{"set": [null, 1], "target": 2}'),
         ("sets", '{"set": [1], "target": 2}', '{"set": [1e39], "target": 2}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": NaN}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": 1e39}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": "many"}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [2], "target": true}'),
+        ("sets", '{"set": [1], "target": 2}', '{"set": [[2, 3]], "target": 2}'),
         ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": [""], "tags": ["X"]}'),
+        ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": "a b", "tags": ["X"]}'),
     ],
 )
 def test_what_training_rejects_is_broken(tmp_path, task, good, bad):

@@ -123,7 +123,7 @@ def test_missing_and_wrong_fields_are_named(tmp_path):
         record.text("flag")
     with pytest.raises(DataError, match="must have a label or a number in 'flag'; found true"):
         record.label("flag")
-    assert record.texts("text") == ["a"]
+    assert record.texts("text") == record.tokens("text") == ["a"]
 
 
 def test_fields_are_found_by_setting_or_usual_name(tmp_path):

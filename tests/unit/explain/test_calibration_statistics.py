@@ -31,6 +31,7 @@ from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference
 from dragoman.recipes.mini_recipe import mini
+from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
@@ -222,6 +223,25 @@ def test_calibration_of_labels_equals_the_evaluation() -> None:
     error = expected_calibration_error(found.confidence, found.right)
     assert error == pytest.approx(metrics["calibration_error"], abs=1e-6)
     assert measure_text(task, model, store) is None
+
+
+def test_texts_and_pairs_without_words_are_no_predictions() -> None:
+    records = classify_kit.make_records(20, seed=0)
+    task = classify_kit.fit_task(read_config(recipe="zhou2016", scale=mini), records)
+    empty = [each._replace(fields={**each.fields, "text": " "}) for each in records[:5]]
+    found = measure_predictions(task, task.build_model().eval(), task.encode([*records, *empty]))
+    assert found is not None
+    assert len(found.right) == len(found.confidence) == 20
+    pairs = [
+        Record(Path("x.jsonl"), number, {"a": "one man", "b": second, "label": label})
+        for number, (second, label) in enumerate([("one", "x"), ("two", "y"), (" ", "x")], 1)
+    ]
+    config = read_config(recipe="chen2017", scale=mini)
+    pairs_task = PairsTask(config, PairsTask.fit_text(config, lambda: iter(pairs)))
+    model = pairs_task.build_model().eval()
+    found = measure_predictions(pairs_task, model, pairs_task.encode(pairs))
+    assert found is not None
+    assert len(found.right) == len(found.confidence) == 2
 
 
 def test_each_label_of_a_text_is_a_prediction_that_it_applies_or_not(

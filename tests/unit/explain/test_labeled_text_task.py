@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from task_models_kit import TEXT, Subject, subject_of
 
 from dragoman.attention.hooks import edit, record
 from dragoman.errors import ConfigError, DataError
+from dragoman.explain.attention_plot import step_text
 from dragoman.explain.non_translation_inputs.labeled_text import locate_tokens
+from dragoman.explain.terminal_report import render_report
+from dragoman.explore.notebook import table_rows
 from dragoman.inference.predictors import tagger as tagger_module
 
 
@@ -129,9 +133,39 @@ def test_tags_have_the_marginals_of_all_sequences(recipe: str) -> None:
         assert step.logprob == pytest.approx(expected, abs=1e-4)
     chosen = tuple(step.id for step in found.steps)
     assert found.score["sequence"] == pytest.approx(totals[chosen] - partition, abs=1e-4)
-    assert [token.text.strip() for token in found.target.tokens] == [
-        subject.predictor.tags[tag] for tag in chosen
-    ]
+    assert [token.text.strip() for token in found.target.tokens] == task.text.tags_of(chosen)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "prefixes"), [("iob1", "BI"), ("iob2", "BI"), ("iobes", "BIES")]
+)
+def test_tags_are_in_the_scheme_of_the_files(scheme: str, prefixes: str) -> None:
+    predictor = subject_of("vaswani2017_tagger", tag={"scheme": scheme}).predictor
+    tokens = ["Anna", "Meier", "Anna", "Bonn", "Nord", "."]
+    found = predictor.explain(tokens)
+    [prediction] = predictor.predict([tokens])
+    tags = [token.text.strip() for token in found.target.tokens]
+    assert tags == list(prediction.tags)
+    assert {text[0] for step in found.steps for _, text, _ in step.top} == {"O", *prefixes}
+    assert [step_text(step) for step in found.steps] == tags
+    given = predictor.task_input(tokens)
+    names = predictor.tags
+    ids = [names.index(tag) for tag in ("B-PER", "E-PER", "S-PER", "O", "O", "O")]
+    asked = [[names.index("S-PER"), names.index("E-PER")]] * len(ids)
+    expected = {"iob1": "IIBIBBBBIIII", "iob2": "BBBIBBBBBBBB", "iobes": "SESESESESESE"}[scheme]
+    shown = [name for row in given.name_outputs(ids, asked) for name in row]
+    assert shown == [f"{prefix}-PER" for prefix in expected]
+
+
+def test_a_runner_up_of_the_same_name_is_not_shown() -> None:
+    found = subject_of("vaswani2017_tagger", tag={"scheme": "iob2"}).predictor.explain(["Anna"])
+    [step] = found.steps
+    top = [(step.id, "B-PER", -0.5), (8, "B-PER", -1.0), (9, "O", -2.0)]
+    changed = replace(found, steps=[replace(step, top=top)])
+    report = render_report(changed, width=100).plain
+    assert "O 0.135" in report
+    assert "B-PER 0.368" not in report
+    assert table_rows(changed)[0][2] == "O"
 
 
 def test_unknown_tokens_are_an_occlusion(tagger: Subject) -> None:

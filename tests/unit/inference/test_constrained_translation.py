@@ -194,6 +194,8 @@ def test_options_must_be_constraints(translator: Translator) -> None:
         translator.translate(LINES, constraints="x")
     with pytest.raises(ConfigError, match=r"found \['mirror'\]"):
         translator.translate(LINES, constraints=["mirror"])
+    with pytest.raises(ConfigError, match="must be a list of constraints; found 5; write"):
+        translator.translate(LINES, constraints=5)
 
 
 @dataclasses.dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,14 @@ def test_constraints_that_no_continuation_fulfils_are_an_error() -> None:
         ConstraintError, match=r"none of at most 3 tokens under require abcd.*; raise max_tokens, "
     ):
         model.generate("a", max_tokens=4, constraints=[Require(["abcd"])])
+
+
+@pytest.mark.parametrize("constraints", [["mirror"], "", EqualLength(), 5, None])
+def test_options_must_be_constraints(constraints: Any) -> None:
+    model = predictor_of("lstm", "bytes")
+    message = rf"must be a list of constraints; found {re.escape(repr(constraints))}; write \[Equal"
+    with pytest.raises(ConfigError, match=message):
+        model.complete("a", constraints=constraints)
 
 
 def test_white_space_around_a_prompt_is_not_counted_by_constraints() -> None:

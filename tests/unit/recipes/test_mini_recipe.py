@@ -13,7 +13,7 @@ import torch
 from dragoman.config import Config, from_dict, read_config, to_dict
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model, count_parameters
-from dragoman.recipes.catalogue import recipes_of
+from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.recipes.mini_recipe import LAYERS, MAX_STEPS, RADIUS, TARGET_EXACT, WIDTH, mini
 
 SIZES = {
@@ -116,6 +116,16 @@ def test_the_miniature_trains_until_validation_has_converged(name: str) -> None:
     )
     assert train.validate_sentences >= 1 / (1 - TARGET_EXACT)  # or one mistake would be too many
     assert 20 * train.validate_every <= MAX_STEPS
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_only_miniatures_of_translation_are_on_characters(name: str) -> None:
+    """As the help of --mini states."""
+    recipe = read_config(recipe=name)
+    if recipe.task == "translate":
+        assert mini(recipe).text.tokenizer == "characters"
+    else:
+        assert mini(recipe).text == recipe.text
 
 
 def test_mixed_blocks_and_their_own_sizes() -> None:

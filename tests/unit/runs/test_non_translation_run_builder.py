@@ -16,7 +16,7 @@ from dragoman.bundle.non_translation_bundle import task_text_files
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
-from dragoman.errors import DataError, StoppedError
+from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.runs import non_translation_run_builder
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runtime import signals
@@ -149,4 +149,14 @@ def test_a_validation_file_must_hold_examples(tmp_path: Path) -> None:
     valid.write_text("")
     config = make_config().replace(data={"train": str(train), "valid": str(valid)})
     with pytest.raises(DataError, match=r"valid\.jsonl must hold examples; found none; check"):
+        non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+
+
+def test_a_validation_file_of_generated_examples_is_an_error(tmp_path: Path) -> None:
+    valid = tmp_path / "valid.jsonl"
+    valid.write_text('{"set": [1, 2], "target": 2}\n')
+    config = Config(task="sets").replace(
+        data={"valid": str(valid)}, sets={"problem": "maximum", "epoch_sets": 10}
+    )
+    with pytest.raises(ConfigError, match=f"data.valid needs data.train, .*data.valid={valid}; le"):
         non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())

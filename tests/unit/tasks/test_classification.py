@@ -403,6 +403,31 @@ def test_golden_inputs_are_cut_to_a_length_that_a_bundle_can_record() -> None:
     assert found == ["word " * 400]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_text_without_words_has_no_label_in_an_evaluation(several: bool) -> None:
+    records = make_records(60, seed=0, several=several)
+    task = fit_task(configure(tune_threshold="off", threshold=0.0), records)
+    model = task.build_model().eval()
+    with torch.no_grad():
+        [guess] = task.golden_outputs(model, [""])  # which no prediction shows
+    best = max(guess, key=guess.__getitem__)
+    empty = records_of(*[{"text": " ", "label": [best] if several else best}] * 60)
+    options = {
+        "device": torch.device("cpu"),
+        "precision": FLOAT32,
+        "progress": QuietProgress(),
+    }
+    with torch.no_grad():
+        plain = task.evaluate_in_detail(model, task.encode(records), **options)
+        found = task.evaluate_in_detail(model, task.encode([*records, *empty]), **options)
+        (alone, _) = task.evaluate_in_detail(model, task.encode(empty), **options)
+    assert found.metrics["accuracy"] == pytest.approx(plain.metrics["accuracy"] / 2)
+    error = plain.metrics["calibration_error"]
+    assert found.metrics["calibration_error"] == pytest.approx(error, rel=1e-3)
+    assert [row["predicted"] for row in found.rows] == [row["predicted"] for row in plain.rows]
+    assert (alone["accuracy"], alone["micro_f1"], alone["calibration_error"]) == (0.0, 0.0, 0.0)
+
+
 def test_text_survives_its_files() -> None:
     config = configure(
         ngrams=2, attribute_field="attributes", auxiliary_field="fine", pooling="max"

@@ -109,6 +109,29 @@ def test_a_named_field_that_no_training_pair_has_is_an_error():
         task_of(score_field="relatednes")
 
 
+@pytest.mark.parametrize("field", ["label", "relatedness"])
+@pytest.mark.parametrize("without", [1, 2])
+def test_a_pair_without_the_target_of_others_is_an_error(field, without):
+    rows = records()
+    rows[without - 1] = rows[without - 1]._replace(
+        fields={name: value for name, value in rows[without - 1].fields.items() if name != field}
+    )
+    message = rf"pairs\.jsonl line {without} must have a field '{field}'.*; found a, b, "
+    with pytest.raises(DataError, match=message):
+        task_of(*rows).encode(rows)
+    with pytest.raises(DataError, match=message):
+        task_of().encode(rows)
+
+
+def test_files_may_have_different_targets():
+    rows = [
+        *records(),
+        *(Record(Path("other.jsonl"), 1, {"a": "x", "b": "y", "score": score}) for score in (1, 2)),
+    ]
+    store = task_of(*rows).encode(rows)
+    assert store.values["label"].tolist() == [1, 0, 2, IGNORE_INDEX, IGNORE_INDEX]
+
+
 def test_flags_mark_words_of_the_other_sentence():
     task = task_of()
     pair = task.encode_pair("A man plays", "A man is playing")
@@ -207,6 +230,25 @@ def test_the_error_of_scores_is_in_their_range():
     model.forward = lambda ids, *_: PairOutput(torch.zeros(len(ids), 3), torch.zeros(len(ids), 5))
     found = evaluate(task, model, task.encode(records()))
     assert found["mse"] == pytest.approx((1.6**2 + 0.5**2 + 2.0**2) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("interaction", ["co_attention", "sequence"])
+@pytest.mark.parametrize("pair", [("A man", " "), ("", "A man")])
+def test_a_pair_without_words_has_no_label_and_no_score_in_an_evaluation(interaction, pair):
+    task = task_of(interaction=interaction)
+    torch.manual_seed(0)
+    model = task.build_model().eval()
+    guess = torch.tensor(task.golden_outputs(model, [pair])[0][0]).argmax()
+    fields = {"label": task.text.labels.names[guess], "relatedness": 5}
+    empty = [record_of(number, a=pair[0], b=pair[1], **fields) for number in (4, 5, 6)]
+    plain = evaluate(task, model, task.encode(records()))
+    found = evaluate(task, model, task.encode([*records(), *empty]))
+    assert found["accuracy"] == pytest.approx(plain["accuracy"] / 2)
+    for name in ("pearson", "spearman", "mse"):
+        assert found[name] == pytest.approx(plain[name], rel=1e-3)
+    alone = evaluate(task, model, task.encode(empty))
+    assert set(alone) == {"loss", "accuracy"}
+    assert alone["accuracy"] == 0.0
 
 
 def test_labels_or_scores_may_be_missing():

@@ -282,7 +282,8 @@ def test_a_golden_input_that_is_not_valid_raises() -> None:
             {"tokens": ["a", ""], "tags": ["O", "O"]},
             "no empty token in 'tokens'; found one at posi",
         ),
-        ({"tokens": [["a"]], "tags": ["O"]}, "must have a text or a list of texts in 'tokens'"),
+        ({"tokens": [["a"]], "tags": ["O"]}, "must have a list of tokens in 'tokens'; found [["),
+        ({"tokens": "a b", "tags": ["O"]}, "must have a list of tokens in 'tokens'; found \"a b\""),
     ],
 )
 def test_a_bad_record_is_named(fields: dict[str, Any], message: str) -> None:
