@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dragoman.config import Config
+from dragoman.config import Config, apply_overrides
 from dragoman.data.batch_plan import BatchPlan, Plan, smallest_fitting_shape
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
@@ -164,6 +164,14 @@ class TrainingTask(abc.ABC):
 
         They replace those of the same name; by default there are none.
         """
+        return {}
+
+    def override_config(self, overrides: Sequence[str]) -> Config:
+        """Return the settings with some of them changed for an evaluation."""
+        return apply_overrides(self.config, overrides)
+
+    def fixed_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights that are settings and not trained; by default there are none."""
         return {}
 
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
