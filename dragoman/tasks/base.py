@@ -151,6 +151,11 @@ class TrainingTask(abc.ABC):
             self.evaluate(model, store, device=device, precision=precision, progress=progress)
         )
 
+    @property
+    def tunes_weights(self) -> bool:
+        """Whether `finish` tunes weights of a final model, trained or averaged."""
+        return False
+
     def finish(
         self,
         model: nn.Module,
@@ -162,7 +167,7 @@ class TrainingTask(abc.ABC):
     ) -> dict[str, torch.Tensor]:
         """Return weights of the final model that are tuned on validation data, such as thresholds.
 
-        They replace those of the same name; by default there are none.
+        They replace those of the same name. Called if `tunes_weights`.
         """
         return {}
 

@@ -465,6 +465,11 @@ class ClassificationTask(TrainingTask):
         metrics = {"loss": float(nll) / max(len(labels), 1), **scores.metrics()}
         return DetailedMetrics(metrics, rows)
 
+    @property
+    def tunes_weights(self) -> bool:
+        """Whether thresholds are tuned."""
+        return self.text.multi_label and self.config.classify.tune_threshold != "off"
+
     def finish(
         self,
         model: nn.Module,
@@ -475,13 +480,11 @@ class ClassificationTask(TrainingTask):
         progress: Progress,
     ) -> dict[str, Tensor]:
         """Return the thresholds, tuned on the validation set with `classify.tune_threshold`."""
-        kind = self.config.classify.tune_threshold
-        if kind == "off" or not self.text.multi_label or not len(store):
+        if not self.tunes_weights or not len(store):
             return {}
+        by_label = self.config.classify.tune_threshold == "labels"
         logits = self.logits(model, store, device=device, precision=precision, progress=progress)
-        tuned = tune_thresholds(
-            self.probabilities(logits), self.expected(store), by_label=kind == "labels"
-        )
+        tuned = tune_thresholds(self.probabilities(logits), self.expected(store), by_label=by_label)
         return {"thresholds": torch.from_numpy(tuned).float()}
 
     def override_config(self, overrides: Sequence[str]) -> Config:
