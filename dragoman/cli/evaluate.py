@@ -252,16 +252,13 @@ def _write_predictions(
     model: Path, files: list[Path], hyp: Path, device: str, overrides: list[str]
 ) -> None:
     """Write a line for each example of the test files, by the settings of the evaluation."""
-    from dragoman.bundle.non_translation_bundle import build_loaded_task_model
     from dragoman.data.labeled_records import open_records
-    from dragoman.inference.non_translation_evaluation import override_settings
+    from dragoman.inference.non_translation_evaluation import override_model
     from dragoman.inference.predictors.catalogue import load
 
     predictor = load(model, device=device)
     if overrides:
-        task = override_settings(predictor.task, overrides)
-        weights = predictor.model.state_dict()
-        changed = build_loaded_task_model(task, weights).to(predictor.device)
+        task, changed = override_model(predictor.task, predictor.model, overrides)
         predictor = type(predictor)(changed, task)
     records = open_records(predictor.config, files)()
     inputs = (predictor.read_record(record) for record in records)

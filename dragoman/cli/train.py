@@ -271,6 +271,8 @@ def _start_training(
     # A run that was stopped during data preparation is started again.
     if resume and not (output_dir.was_started and data_named):
         output_dir.require_resumable()
+    if output_dir.has_run and task:
+        output_dir.require_same_task(task)
     resolved: Config | None
     if resume and output_dir.has_run and not (data_named or recipe or file):
         resolved = apply_overrides(output_dir.config(), overrides) if overrides else None

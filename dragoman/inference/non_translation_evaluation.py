@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from dragoman._version import __version__
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.non_translation_bundle import build_loaded_task_model, task_weights
-from dragoman.config import apply_overrides
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError
@@ -73,8 +73,7 @@ def evaluate_task(
     bundle = TaskBundle.load(path, device=where)
     task, model = bundle.task, bundle.model
     if overrides:
-        task = override_settings(task, overrides)
-        model = build_loaded_task_model(task, bundle.model.state_dict()).to(where)
+        task, model = override_model(task, model, overrides)
     if files:
         with progress.phase("reading the test set"):
             store = task.encode(open_records(task.config, files)())
@@ -114,6 +113,26 @@ def evaluate_task(
     )
 
 
+class OverriddenModel(NamedTuple):
+    """A task with settings changed for an evaluation, and its model."""
+
+    task: TrainingTask
+    model: nn.Module
+
+
+def override_model(
+    task: TrainingTask, model: nn.Module, overrides: Sequence[str]
+) -> OverriddenModel:
+    """Return a task with settings changed, and its model with the trained weights.
+
+    Weights that are settings, such as thresholds that were not tuned, are those of `overrides`.
+    """
+    changed = override_settings(task, overrides)
+    weights = {**model.state_dict(), **changed.fixed_weights()}
+    device = next(iter(weights.values())).device
+    return OverriddenModel(changed, build_loaded_task_model(changed, weights).to(device))
+
+
 def override_settings(task: TrainingTask, overrides: Sequence[str]) -> TrainingTask:
     """Return a task with settings changed for an evaluation, for the same weights.
 
@@ -127,7 +146,7 @@ def override_settings(task: TrainingTask, overrides: Sequence[str]) -> TrainingT
                 f"found {wrong[0]!r:.60}; leave it out"
             ]
         )
-    changed = type(task)(apply_overrides(task.config, overrides), task.text)
+    changed = type(task)(task.override_config(overrides), task.text)
     if _weight_shapes(changed) != _weight_shapes(task):
         raise ConfigError(
             [

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_bundle
 from dragoman.bundle.card import format_command
@@ -16,9 +20,11 @@ from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError
+from dragoman.runs.non_translation_run_builder import TaskBuilder, prepare_task
 from dragoman.runs.output_directory import OutputDirectory
 from dragoman.tasks.base import TrainingTask, load_task
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers
+from dragoman.training.progress_display import QuietProgress
 
 
 class AveragedModel(NamedTuple):
@@ -29,7 +35,11 @@ class AveragedModel(NamedTuple):
 
 
 def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> AveragedModel:
-    """Average the newest checkpoints of a run and write the result as a new model."""
+    """Average the newest checkpoints of a run and write the result as a new model.
+
+    Weights that training tunes on validation data, such as thresholds, are tuned for the average;
+    only then are the files of the run read again.
+    """
     output_dir, target = OutputDirectory(model), OutputDirectory(out)
     output_dir.require_run()
     target.require_no_run()
@@ -62,7 +72,7 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
         write_task_bundle(
             target.path,
             task=task,
-            weights=weights,
+            weights=_tune_weights(task, weights, output_dir) if task.tunes_weights else weights,
             card=card,
             golden=golden,
             manifest_fields=fields,
@@ -83,6 +93,18 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
         manifest_fields=fields,
     )
     return AveragedModel(target.path, steps)
+
+
+def _tune_weights(
+    task: TrainingTask, weights: Mapping[str, Tensor], output_dir: OutputDirectory
+) -> Mapping[str, Tensor]:
+    """Return the weights with those that are tuned on the validation data of the run."""
+    config, progress = task.config, QuietProgress()
+    prepared = prepare_task(
+        config, output_dir.tokenizer_dir, progress, initial_files=output_dir.data_files()
+    )
+    device = torch.device("cpu")
+    return TaskBuilder(config, prepared, device=device, progress=progress).finish(weights)
 
 
 def _open_task(config: Config, folder: Path) -> TrainingTask:

@@ -284,7 +284,7 @@ class TaskBuilder(RunBuilder):
     def finish(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the final weights, with those that are tuned on validation data."""
         store = self.prepared.valid
-        if store is None:
+        if store is None or not self.task.tunes_weights:
             return weights
         model = build_loaded_task_model(self.task, _float32(weights)).to(self.device)
         with torch.no_grad():

@@ -235,13 +235,15 @@ class OutputDirectory:
     ) -> Config:
         """Return the run's configuration with the changes of a new request.
 
-        Raise ConfigError for a change outside CHANGEABLE_SETTINGS. A setting counts as changed if
-        it differs from the first request, or is in `explicit_settings` ("model.width"), and
-        differs from the resolved configuration.
+        Raise ConfigError for another task, and for a change outside CHANGEABLE_SETTINGS; if the
+        recipe is another, for the recipe alone. A setting counts as changed if it differs from the
+        first request, or is in `explicit_settings` ("model.width"), and differs from the resolved
+        configuration.
         """
         config = self.config()
         if request is None:
             return config
+        self.require_same_task(request.task)  # each task has sections of its own
         before, has, now = to_dict(self.request()), to_dict(config), to_dict(request)
         changes: dict[str, dict[str, Any]] = {}
         problems = []
@@ -265,9 +267,26 @@ class OutputDirectory:
                 changes.setdefault(section, {})[name] = (
                     tuple(value) if isinstance(value, list) else value
                 )
+        if problems and request.recipe not in (before["recipe"], config.recipe):
+            found = f"{request.recipe or 'none'} instead of {config.recipe or 'none'}"
+            problems = [
+                f"the recipe cannot change in the run in {self.path}; found {found}; "
+                "repeat the same command, or choose another --out"
+            ]
         if problems:
             raise ConfigError(problems)
         return config.replace(**changes)
+
+    def require_same_task(self, task: str) -> None:
+        """Raise ConfigError if the run in the directory is of another task."""
+        own = self.config().task
+        if task != own:
+            raise ConfigError(
+                [
+                    f"the task cannot change in the run in {self.path}; found {task} instead of "
+                    f"{own}; choose another --out"
+                ]
+            )
 
     def _read(self, name: str) -> Config:
         path = self.training / name

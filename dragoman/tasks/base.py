@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dragoman.config import Config
+from dragoman.config import Config, apply_overrides
 from dragoman.data.batch_plan import BatchPlan, Plan, smallest_fitting_shape
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
@@ -151,6 +151,11 @@ class TrainingTask(abc.ABC):
             self.evaluate(model, store, device=device, precision=precision, progress=progress)
         )
 
+    @property
+    def tunes_weights(self) -> bool:
+        """Whether `finish` tunes weights of a final model, trained or averaged."""
+        return False
+
     def finish(
         self,
         model: nn.Module,
@@ -162,8 +167,16 @@ class TrainingTask(abc.ABC):
     ) -> dict[str, torch.Tensor]:
         """Return weights of the final model that are tuned on validation data, such as thresholds.
 
-        They replace those of the same name; by default there are none.
+        They replace those of the same name. Called if `tunes_weights`.
         """
+        return {}
+
+    def override_config(self, overrides: Sequence[str]) -> Config:
+        """Return the settings with some of them changed for an evaluation."""
+        return apply_overrides(self.config, overrides)
+
+    def fixed_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights that are settings and not trained; by default there are none."""
         return {}
 
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.config import Config
+from dragoman.config import Config, overridden_settings
 from dragoman.data.batch_plan import BatchPlan, Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
+from dragoman.errors import ConfigError
 from dragoman.evaluate.classification import score_classes, tune_thresholds
 from dragoman.models.classifier import (
     ClassifierModel,
@@ -466,6 +467,11 @@ class ClassificationTask(TrainingTask):
         metrics = {"loss": float(nll) / max(len(labels), 1), **scores.metrics()}
         return DetailedMetrics(metrics, rows)
 
+    @property
+    def tunes_weights(self) -> bool:
+        """Whether thresholds are tuned."""
+        return self.text.multi_label and self.config.classify.tune_threshold != "off"
+
     def finish(
         self,
         model: nn.Module,
@@ -476,14 +482,35 @@ class ClassificationTask(TrainingTask):
         progress: Progress,
     ) -> dict[str, Tensor]:
         """Return the thresholds, tuned on the validation set with `classify.tune_threshold`."""
-        kind = self.config.classify.tune_threshold
-        if kind == "off" or not self.text.multi_label or not len(store):
+        if not self.tunes_weights or not len(store):
             return {}
+        by_label = self.config.classify.tune_threshold == "labels"
         logits = self.logits(model, store, device=device, precision=precision, progress=progress)
-        tuned = tune_thresholds(
-            self.probabilities(logits), self.expected(store), by_label=kind == "labels"
-        )
+        tuned = tune_thresholds(self.probabilities(logits), self.expected(store), by_label=by_label)
         return {"thresholds": torch.from_numpy(tuned).float()}
+
+    def override_config(self, overrides: Sequence[str]) -> Config:
+        """Return the settings of an evaluation; a threshold that is named replaces tuned ones."""
+        config = super().override_config(overrides)
+        if "classify.threshold" in overridden_settings(None, overrides):
+            return config.replace(classify={"tune_threshold": "off"})
+        found, own = (each.classify.tune_threshold for each in (config, self.config))
+        if found not in ("off", own):
+            raise ConfigError(
+                [
+                    "classify.tune_threshold tunes thresholds in training; found "
+                    f"{found} in the evaluation of a model with {own}; leave it out, or set "
+                    "classify.threshold"
+                ]
+            )
+        return config
+
+    def fixed_weights(self) -> dict[str, Tensor]:
+        """Return the thresholds, unless they are tuned."""
+        classify = self.config.classify
+        if classify.tune_threshold != "off":
+            return {}
+        return {"thresholds": torch.full((len(self.text.labels),), classify.threshold)}
 
     def logits(
         self,

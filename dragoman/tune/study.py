@@ -303,6 +303,12 @@ class Study:
             "--search": list(self._search),
             "--metric": self.objective.metric,
             "--trial-budget": self._trial_budget,
+            "--pruning": self.prune,
+            # Intervals and other settings of a trial are chosen unless they are given, even if
+            # they are given as their defaults.
+            "explicit settings": sorted(
+                name for name in self._explicit if name.startswith("train.")
+            ),
         }
 
     def _data_files(self) -> list[DataFile]:
@@ -366,7 +372,7 @@ class Study:
     def _require_same_request(self, before: Mapping[str, Any]) -> None:
         """Raise ConfigError if a study was begun with other settings."""
         now = self._request_fields()
-        # Settings of a later version that the journal does not have are at their defaults.
+        # What the journal of an earlier version does not have is not compared.
         names = [name for name in now if name in before and before[name] != now[name]]
         if names:
             name = names[0]

@@ -102,3 +102,8 @@ def test_several_labels_get_tuned_thresholds(
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(isinstance(each["labels"], list) for each in found)
     assert "sport" in found[0]["labels"]
+    test, hyp = write_jsonl(tmp_path / "test.jsonl", 9, seed=2, several=True), tmp_path / "hyp.tsv"
+    options = ["--hyp", str(hyp), "--set", "classify.threshold=0"]
+    assert main(["evaluate", str(out), "--test", test, *options]) == 0
+    predicted = [line.split("\t")[0] for line in hyp.read_text().splitlines()]
+    assert {frozenset(names.split(",")) for names in predicted} == {frozenset({"money", "sport"})}

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.cli.app import main
+from dragoman.config import Config
+from dragoman.runs.output_directory import OutputDirectory
 
 QUICK = {
     "train.steps": "4", "train.warmup_steps": "1", "train.checkpoint_every": "2",
@@ -195,6 +197,28 @@ def test_what_makes_the_run_may_not_change(
     (line,) = errors(capsys)
     assert "model.width cannot change in the run" in line
     assert "found 32 instead of 16" in line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--resume"],
+        ["--train", "labels.jsonl"],
+        ["--train", "labels.jsonl", "--resume"],
+        ["--recipe", "kim2014", "--train", "labels.jsonl"],
+    ],
+)
+def test_the_task_of_a_run_may_not_change(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output_dir = OutputDirectory(tmp_path / "my-model")
+    output_dir.training.mkdir(parents=True)
+    output_dir.write(Config(), Config(), [])
+    task = [] if "--recipe" in options else ["--task", "classify"]
+    assert main(["train", "--out", str(output_dir.path), *task, *options]) == 2
+    (line,) = errors(capsys)
+    assert f"the task cannot change in the run in {output_dir.path}; found classify" in line
+    assert "instead of translate; choose another --out" in line
 
 
 def test_a_dry_run_writes_nothing_and_reports_what_it_would_take(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dragoman._version import __version__
+from dragoman.bundle import write_task_bundle
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.non_translation_evaluation import TaskEvaluation, evaluate_task
 from dragoman.tasks.base import TaskScore
-from tests.classifier_kit import reviews, write_classifier
+from tests.classifier_kit import reviews, train_classifier, write_classifier
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_classifier(tmp_path_factory.mktemp("models") / "flat", steps=60)
 
 
-def write_records(path: Path, records: list[dict[str, str]]) -> Path:
+def write_records(path: Path, records: list[dict[str, Any]]) -> Path:
     path.write_text("".join(f"{json.dumps(each)}\n" for each in records), encoding="utf-8")
     return path
 
@@ -56,6 +59,42 @@ def test_settings_that_need_other_weights_are_an_error(
     path = write_records(tmp_path / "test.jsonl", review_fields(2))
     with pytest.raises(ConfigError, match=f"must keep the architecture .* found {setting}; leave"):
         evaluate_task(model, [path], device="cpu", overrides=[setting])
+
+
+def test_a_threshold_that_is_set_replaces_tuned_ones(tmp_path: Path) -> None:
+    task, model = train_classifier(steps=40, multi_label=True, tune_threshold="labels")
+    bundle = tmp_path / "model"
+    tuned = torch.tensor([0.0, 1.0, 1.0, 1.0])  # only the first label is predicted
+    write_task_bundle(
+        bundle,
+        task=task,
+        weights={**model.state_dict(), "thresholds": tuned},
+        golden=task.golden_inputs(reviews(3, seed=9)),
+    )
+    fields = [dict(each.fields) for each in reviews(40, seed=5, multi_label=True)]
+    path = write_records(tmp_path / "test.jsonl", fields)
+
+    def recalls(*overrides: str) -> tuple[list[float], str]:
+        found = evaluate_task(bundle, [path], device="cpu", overrides=overrides)
+        (threshold,) = {
+            part
+            for each in found.scores
+            for part in each.signature.split("|")
+            if part.startswith("threshold:")
+        }
+        return [row["recall"] for row in found.rows], threshold
+
+    assert recalls() == ([1.0, 0.0, 0.0, 0.0], "threshold:labels")
+    assert recalls("data.max_length=9") == recalls(), "tuned thresholds stay the default"
+    assert recalls("classify.tune_threshold=labels") == recalls()
+    assert recalls("classify.threshold=0") == ([1.0] * 4, "threshold:0")
+    assert recalls("classify.threshold=1") == ([0.0] * 4, "threshold:1")
+    found, threshold = recalls("classify.tune_threshold=off")
+    assert threshold == "threshold:0.5"
+    assert (found, threshold) == recalls("classify.threshold=0.5")
+    assert sum(found[1:]) > 0
+    with pytest.raises(ConfigError, match="found global in the evaluation of a model with labels"):
+        recalls("classify.tune_threshold=global")
 
 
 def test_a_test_set_must_be_named_and_hold_examples(model: Path, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dragoman.config import Config, to_dict
+from dragoman.config import Config, read_config, to_dict
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.runs import output_directory
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
@@ -140,3 +141,38 @@ def test_explicit_settings_of_a_resumed_run_are_changes_even_if_first_asked_for(
     assert directory.resume_config(Config()).train.steps == 77
     asked = directory.resume_config(Config(), ["train.steps"])
     assert asked.train.steps == Config().train.steps
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("translate", "classify"), ("classify", "tag"), ("tag", "translate"), ("language", "sets")],
+)
+def test_a_run_of_another_task_cannot_be_resumed(first: str, second: str, tmp_path: Path) -> None:
+    """It ended in a KeyError: the stored request has only the sections of its own task."""
+    directory = OutputDirectory(tmp_path)
+    directory.training.mkdir()
+    config = read_config(task=first)
+    directory.write(config, config, [])
+    assert directory.resume_config(read_config(task=first)) == config
+    with pytest.raises(ConfigError) as caught:
+        directory.resume_config(read_config(task=second))
+    (problem,) = caught.value.problems
+    assert problem == (
+        f"the task cannot change in the run in {tmp_path}; found {second} instead of {first}; "
+        "choose another --out"
+    )
+
+
+def test_another_recipe_is_named_instead_of_all_its_settings(tmp_path: Path) -> None:
+    directory = OutputDirectory(tmp_path)
+    directory.training.mkdir()
+    request = read_config(recipe="tiny")
+    directory.write(request, request.replace(train={"steps": 77}), [])
+    with pytest.raises(ConfigError) as caught:
+        directory.resume_config(read_config(recipe="small"))
+    (problem,) = caught.value.problems
+    assert f"the recipe cannot change in the run in {tmp_path}; found small instead of" in problem
+    with pytest.raises(ConfigError, match="found none instead of tiny; repeat the same command"):
+        directory.resume_config(Config())
+    same_settings = replace(request, recipe="")
+    assert directory.resume_config(same_settings) == directory.config()

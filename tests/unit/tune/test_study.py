@@ -525,12 +525,34 @@ def test_the_budget_interrupts_a_trial_that_can_be_resumed(
         ({"search": ["dropout"]}, "--search"),
         ({"metric": "bleu"}, "--metric"),
         ({"trial_budget": 77.0}, "--trial-budget"),
+        ({"prune": False}, "--pruning"),
+        ({"explicit_settings": ["train.steps", "train.validate_every"]}, "explicit settings"),
     ],
 )
 def test_another_request_is_rejected(run: Run, options: dict[str, Any], name: str) -> None:
     run(1)
     with pytest.raises(ConfigError, match=rf"holds a study with {name}=.*found .*another --out"):
         run(2, **options)
+
+
+def test_explicit_settings_outside_of_training_may_differ(run: Run) -> None:
+    """Only intervals and step counts of a trial depend on whether they are given."""
+    run(1)
+    result = run(2, explicit_settings=["train.steps", "data.cache_dir", "model.width"])
+    assert len(result.trials) == 2
+
+
+def test_a_journal_without_pruning_and_explicit_settings_is_resumed(
+    run: Run, tmp_path: Path
+) -> None:
+    run(1)
+    journal = tmp_path / "study" / "journal.jsonl"
+    first, *others = journal.read_text().splitlines(keepends=True)
+    header = json.loads(first)
+    for name in ("--pruning", "explicit settings"):
+        del header["asked"][name]
+    journal.write_text("".join([json.dumps(header) + "\n", *others]))
+    assert len(run(2, prune=False, explicit_settings=["train.epochs"]).trials) == 2
 
 
 def test_mismatched_search_is_shown_as_typed(run: Run) -> None:
