@@ -18,7 +18,7 @@ from dragoman.layers.rnn import MEMORY_SUMMARIES
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer
+from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer, SRULayer
 from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS
 
@@ -89,6 +89,18 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
                 layer.attention_decoder.readout.weight @ torch.cat([attend(hidden, values), hidden])
             )
             torch.testing.assert_close(found[row, step], attentional)
+
+
+@torch.no_grad()
+def test_an_sru_decoder_starts_with_the_summary_as_its_cell() -> None:
+    """An SRU reads its cell alone: with the hidden state only, it would ignore the source."""
+    layer = decoder(SRULayer, initial_state="last")
+    x, memory = inputs()
+    found = layer(x, ForwardContext(memory=memory))
+    cell = torch.tanh(layer.initial(memory.values[[0, 1], [4, 2]])).view(2, 1, D)
+    state = {"hidden": torch.zeros_like(cell), "cell": cell}
+    torch.testing.assert_close(found, layer.rnn.run(x, state).output)
+    assert not torch.equal(found, layer.rnn.run_forward(x))
 
 
 @torch.no_grad()
