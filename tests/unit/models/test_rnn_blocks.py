@@ -14,7 +14,8 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
-from dragoman.layers.rnn import MEMORY_SUMMARIES
+from dragoman.layers.rnn import LSTM, MEMORY_SUMMARIES
+from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
@@ -42,6 +43,60 @@ def attend(query: Tensor, values: Tensor) -> Tensor:
     """Attend to the memory (S, D) of one sentence with one query (D,): scaled dot product."""
     weights = (values @ query / D**0.5).softmax(0)
     return weights @ values
+
+
+def build_rnn_decoder(name: str, *, layers: int, dropout: float = 0.0) -> AttentionDecoder:
+    torch.manual_seed(0)
+    return (
+        RNN_DECODERS[name]
+        .build(LSTM, D, memory_width=D, input_feeding=False, layers=layers, dropout=dropout)
+        .double()
+    )
+
+
+@pytest.mark.parametrize("name", sorted(RNN_DECODERS))
+@torch.no_grad()
+def test_every_decoder_has_dropout_between_its_layers(name: str) -> None:
+    """With a probability of 1 the upper layer reads zeros, and the context vector in GNMT."""
+    layers, context = build_rnn_decoder(name, layers=2, dropout=1.0), inputs()[1].values[:, 0]
+
+    def top_state(x: Tensor) -> Tensor:
+        return layers.run(x, layers.zero_state(x), lambda _: context).rnn_state["hidden"][:, 1]
+
+    x, _ = inputs()
+    assert torch.equal(top_state(x), top_state(-x))
+    layers.eval()
+    assert not torch.equal(top_state(x), top_state(-x))
+
+
+@torch.no_grad()
+def test_dropout_spares_the_residual_connections_of_gnmt() -> None:
+    layers, (x, memory) = build_rnn_decoder("gnmt", layers=3, dropout=1.0), inputs()
+    context = memory.values[:, 0]
+    found = layers.run(x, layers.zero_state(x), lambda _: context).output
+    dropped = torch.cat([torch.zeros_like(x), context.unsqueeze(1).expand_as(x)], dim=-1)
+    second, third = (rnn.run_forward(dropped) for rnn in layers.upper_layers)
+    torch.testing.assert_close(found, second + third)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "is_new"), [("bahdanau", 1, False), ("gnmt", 0, False), ("luong", 1, True)]
+)
+@torch.no_grad()
+def test_decoders_of_two_layers_attend_with_the_state_of_their_paper(
+    name: str, layer: int, is_new: bool
+) -> None:
+    """Bahdanau with the last state of the top layer, GNMT of the bottom one, Luong with the new."""
+    layers, (x, memory) = build_rnn_decoder(name, layers=2), inputs()
+    before = {state: torch.randn(2, 2, D, dtype=torch.float64) for state in layers.rnn.state_names}
+    queries = list[Tensor]()
+
+    def attend_to_first(query: Tensor) -> Tensor:
+        queries.append(query)
+        return memory.values[:, 0]
+
+    after = layers.run(x[:, :1], before, attend_to_first).rnn_state
+    torch.testing.assert_close(queries[0], (after if is_new else before)["hidden"][:, layer])
 
 
 @pytest.mark.parametrize("input_feeding", [False, True])
