@@ -69,6 +69,29 @@ def test_every_decoder_has_dropout_between_its_layers(name: str) -> None:
     assert not torch.equal(top_state(x), top_state(-x))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attention", ["none", "dot"])
+@pytest.mark.parametrize("name", sorted(RNN_DECODERS))
+def test_model_dropout_reaches_the_stacked_layers_of_a_block(
+    name: str, attention: str, causal: bool
+) -> None:
+    context = build_context(causal=causal, dropout=0.25)
+    layer = GRULayer.build(context, attention=attention, decoder=name, layers=3)
+    parts = [module.dropout for module in layer.modules() if isinstance(module, nn.GRU)]
+    if attention == "dot" and causal and name == "gnmt":  # one RNN for each layer
+        assert layer.attention_decoder.dropout == 0.25
+    else:
+        assert parts == [0.25]
+
+
+def test_locked_dropout_of_a_block_has_one_mask_for_all_positions() -> None:
+    torch.manual_seed(0)
+    for locked in (False, True):
+        layer = GRULayer.build(build_context(causal=False, dropout=0.5), locked_dropout=locked)
+        dropped = layer.residual.apply_dropout(torch.ones(1, 50, D))
+        assert torch.equal(dropped, dropped[:, :1].expand_as(dropped)) == locked
+
+
 @torch.no_grad()
 def test_dropout_spares_the_residual_connections_of_gnmt() -> None:
     layers, (x, memory) = build_rnn_decoder("gnmt", layers=3, dropout=1.0), inputs()
