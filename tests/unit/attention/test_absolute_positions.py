@@ -74,6 +74,7 @@ def test_positions_past_the_table_are_computed() -> None:
         SinusoidalPositions(width=6, max_positions=40),
     )
     torch.testing.assert_close(short.vectors(5, 30), long.vectors(5, 30))
+    torch.testing.assert_close(short.vectors(5, 4), long.vectors(5, 4))  # one past the last row
     torch.testing.assert_close(short.vectors(1_000_000, 1), long.vectors(1_000_000, 1))
 
 

@@ -56,6 +56,22 @@ def test_hard_attention_takes_the_best_key_after_training() -> None:
     assert torch.equal(weights.argmax(-1), scores.masked_fill(~mask[:, None], -9).argmax(-1))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_hard_attention_to_no_key_is_zero(training: bool) -> None:
+    mask = torch.tensor([[True, False], [False, False]])
+    weights = HardAlignment().train(training)(doubles(2, 1, 2), mask)
+    assert weights.tolist() == [[[1.0, 0.0]], [[0.0, 0.0]]]
+
+
+def test_softmax_takes_a_mask_for_every_position() -> None:
+    scores, mask = doubles(2, 3, 3), masks.causal(3).expand(2, 3, 3)
+    weights = Softmax()(scores, mask)
+    for row in range(2):
+        for position in range(3):
+            expected = softmax(scores[row, position].tolist(), set(range(position + 1)))
+            assert weights[row, position].tolist() == pytest.approx(expected)
+
+
 def test_hard_attention_samples_in_training_by_the_softmax() -> None:
     torch.manual_seed(0)
     scores = torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(1, 20_000, 4)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from dragoman.attention import SinusoidalPositions
-from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
-from dragoman.layers.feed_forward import GELU, FeedForward, ReLU, Swish
+from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
+from dragoman.layers.feed_forward import GELU, ChunkedFeedForward, FeedForward, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 
 
@@ -102,9 +104,23 @@ def test_positions_are_added_before_dropout() -> None:
     )
 
 
+def test_segments_are_added_before_dropout() -> None:
+    torch.manual_seed(0)
+    segment_input = SegmentInput(SinusoidalPositions(width=8), width=8, dropout=0.5)
+    dropped = segment_input(torch.zeros(1, 50, 8))
+    assert 0.3 < (dropped == 0).float().mean() < 0.7
+
+
 def test_a_tied_output_has_no_matrix_of_its_own() -> None:
     assert dict(OutputProjection(10, 4, tied=True).named_parameters()) == {}
     assert list(dict(OutputProjection(10, 4, tied=False, bias=True).named_parameters())) == [
         "weight",
         "bias",
     ]
+
+
+@pytest.mark.parametrize("kind", [FeedForward, partial(ChunkedFeedForward, chunks=2)])
+def test_feed_forward_without_bias_maps_zeros_to_zeros(kind: Callable[..., FeedForward]) -> None:
+    layer = kind(4, 8, bias=False)
+    assert list(dict(layer.named_parameters())) == ["inner.weight", "outer.weight"]
+    assert not layer(torch.zeros(1, 3, 4)).any()

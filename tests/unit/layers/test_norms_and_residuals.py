@@ -158,3 +158,17 @@ def test_residual_connections_have_no_dropout_in_evaluation(
 
 def test_t5s_norm_has_the_epsilon_of_t5() -> None:
     assert T5Norm(4).epsilon == 1e-6
+
+
+def test_without_a_residual_connection_dropout_acts_on_the_output() -> None:
+    torch.manual_seed(0)
+    residual = NoResidual(dropout=0.5)
+    added = residual.add_output(torch.full((1, 1, 1000), 3.0), torch.ones(1, 1, 1000))
+    assert set(added.unique().tolist()) == {0.0, 2.0}  # kept ones are doubled
+
+
+def test_batch_norm_averages_move_by_the_momentum() -> None:
+    norm = BatchNorm(1, momentum=0.25)
+    norm(torch.tensor([[[2.0], [6.0]]]))  # a mean of 4 and an unbiased variance of 8
+    assert norm.running_mean.item() == pytest.approx(0.25 * 4)
+    assert norm.running_var.item() == pytest.approx(0.75 * 1 + 0.25 * 8)

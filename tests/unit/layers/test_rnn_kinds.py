@@ -188,3 +188,41 @@ def test_dropout_between_the_layers_of_an_sru_acts_in_training_only() -> None:
         assert not torch.equal(run(), run())
         rnn.eval()
         assert torch.equal(run(), run())
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_dropout_acts_between_layers_and_not_on_the_input(kind: type[RNN], in_steps: bool) -> None:
+    """With a probability of 1 the second layer reads zeros, and the first reads all."""
+    rnn = randomized(kind(D, D, layers=2, dropout=1.0))
+    assert isinstance(rnn, RNN)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        output, state = (
+            rnn.step(x[:, 0], rnn.zero_state(x)) if in_steps else rnn.run(x, rnn.zero_state(x))
+        )
+        return output, state["hidden"][:, 0]
+
+    one, other = sequence(1), -2 * sequence(1)
+    top, bottom = run(one)
+    assert torch.equal(top, run(other)[0])
+    assert not torch.equal(bottom, run(other)[1])
+    rnn.eval()
+    torch.testing.assert_close(bottom, run(one)[1])
+    assert not torch.equal(run(one)[0], run(other)[0])
+
+
+@torch.no_grad()
+def test_a_slice_with_one_token_counts_at_every_level() -> None:
+    """Of three tokens in slices of two, the second slice is half empty."""
+    low, middle, top = levels = [randomized(GRU(D, D)) for _ in range(3)]
+    sliced, x = SlicedRNN(levels, 2), sequence(3)  # type: ignore[arg-type]
+    first, second = low.run_forward(x[:, :2]), low.run_forward(x[:, 2:])
+    above = middle.run_forward(torch.stack([first[:, -1], second[:, -1]], dim=1))
+    highest = top.run_forward(above[:, -1:])
+    expected = second[:, 0] + above[:, 1] + highest[:, 0]
+    torch.testing.assert_close(sliced(x, None)[:, 2], expected)
+    padded = torch.cat([x, sequence(6)], dim=1)
+    mask = (torch.arange(9) < 3).expand(2, -1)
+    torch.testing.assert_close(sliced(padded, mask)[:, 2], expected)

@@ -49,6 +49,20 @@ def test_word_dropout_replaces_words_by_unknown() -> None:
         kept = (found == embedding.tables[0][tokens]).all(dim=-1)
     assert (unknown | kept).all()
     assert 0.4 < unknown.float().mean() < 0.6
+    with torch.no_grad():
+        assert torch.equal(embedding.eval()(tokens), embedding.tables[0][tokens])
+
+
+def test_ngram_dropout_drops_single_ngrams_of_a_text_in_training() -> None:
+    torch.manual_seed(0)
+    bag = NgramBag(1001, 1, dropout=0.5)
+    torch.nn.init.ones_(bag.weight)
+    features = torch.arange(1, 1001).unsqueeze(0)
+    with torch.no_grad():
+        logits = [bag(features).item() for _ in range(2)]
+        assert all(900 < logit < 1100 for logit in logits)  # about 500 are left, each doubled
+        assert logits[0] != logits[1]
+        assert bag.eval()(features).item() == 1000
 
 
 @pytest.mark.parametrize("length", [1, 3, 5])

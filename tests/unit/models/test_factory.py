@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dragoman.attention.multi_head import MultiHead
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
+from dragoman.layers.convs2s import ConvS2SAttention
+from dragoman.layers.feed_forward import FeedForward
+from dragoman.layers.norms_and_residuals import LayerNorm, Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model, count_parameters, summarize_model
+from dragoman.models.tcn_blocks import TCNLayer
 
 SMALL = {
     "encoder": ("transformer",),
@@ -266,6 +271,45 @@ def test_every_layer_has_the_dropout_and_epsilon_of_its_own_setting() -> None:
     for path in ("encoder.0.ffn", "decoder.0.ffn"):
         assert rates[path] == 0.3
         assert rates[f"{path}_residual"] == 0.1
+
+
+SETTINGS_OF_LAYERS = {
+    "dropout": 0.1,
+    "attention_dropout": 0.2,
+    "ffn_dropout": 0.3,
+    "norm_epsilon": 1e-3,
+    "attention_bias": False,
+    "ffn_bias": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("side", "block"),
+    [
+        *(("encoder", each) for each in ("transformer", "reformer(attention=full)", "ffn")),
+        *(("encoder", each) for each in ("conv", "bigru", "sliced_rnn", "tcn")),
+        *(("encoder", f"{each}(residual_connection=false)") for each in ("lstm", "bisru")),
+        *(("decoder", each) for each in ("transformer", "cross_attention", "conv")),
+        *(("decoder", each) for each in ("reformer(attention=full)", "gru(attention=additive)")),
+    ],
+)
+def test_every_kind_of_block_has_the_settings_of_the_model(side: str, block: str) -> None:
+    blocks = {"encoder": ("transformer",), "decoder": ("transformer",), side: (block,)}
+    config = ModelConfig(**blocks, width=8, heads=2, ffn_width=8, **SETTINGS_OF_LAYERS)
+    model = build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+    for path, module in getattr(model, side).named_modules():
+        if isinstance(module, MultiHead | ConvS2SAttention):
+            assert module.dropout == 0.2, path
+        if isinstance(module, FeedForward):
+            assert module.dropout == 0.3, path
+        if isinstance(module, Residual | TCNLayer):
+            # The attention of a convolution is inside the layer's residual connection.
+            is_inner = block == "conv" and path.endswith("cross_residual")
+            assert module.dropout == (0.0 if is_inner else 0.1), path
+        if isinstance(module, LayerNorm):
+            assert module.eps == 1e-3, path
+        if isinstance(module, MultiHead | FeedForward):
+            assert not [name for name, _ in module.named_parameters() if "bias" in name], path
 
 
 def test_the_last_block_decides_whether_a_stack_ends_in_a_norm() -> None:

@@ -16,10 +16,11 @@ from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from dragoman.layers.norms_and_residuals import NoResidual
 from dragoman.layers.rnn import GRU, LSTM, MEMORY_SUMMARIES, RNN, SlicedRNN, TanhRNN
+from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer, SlicedRNNLayer
+from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer, SlicedRNNLayer, SRULayer
 from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS
 
@@ -43,6 +44,83 @@ def attend(query: Tensor, values: Tensor) -> Tensor:
     """Attend to the memory (S, D) of one sentence with one query (D,): scaled dot product."""
     weights = (values @ query / D**0.5).softmax(0)
     return weights @ values
+
+
+def build_rnn_decoder(name: str, *, layers: int, dropout: float = 0.0) -> AttentionDecoder:
+    torch.manual_seed(0)
+    return (
+        RNN_DECODERS[name]
+        .build(LSTM, D, memory_width=D, input_feeding=False, layers=layers, dropout=dropout)
+        .double()
+    )
+
+
+@pytest.mark.parametrize("name", sorted(RNN_DECODERS))
+@torch.no_grad()
+def test_every_decoder_has_dropout_between_its_layers(name: str) -> None:
+    """With a probability of 1 the upper layer reads zeros, and the context vector in GNMT."""
+    layers, context = build_rnn_decoder(name, layers=2, dropout=1.0), inputs()[1].values[:, 0]
+
+    def top_state(x: Tensor) -> Tensor:
+        return layers.run(x, layers.zero_state(x), lambda _: context).rnn_state["hidden"][:, 1]
+
+    x, _ = inputs()
+    assert torch.equal(top_state(x), top_state(-x))
+    layers.eval()
+    assert not torch.equal(top_state(x), top_state(-x))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attention", ["none", "dot"])
+@pytest.mark.parametrize("name", sorted(RNN_DECODERS))
+def test_model_dropout_reaches_the_stacked_layers_of_a_block(
+    name: str, attention: str, causal: bool
+) -> None:
+    context = build_context(causal=causal, dropout=0.25)
+    layer = GRULayer.build(context, attention=attention, decoder=name, layers=3)
+    parts = [module.dropout for module in layer.modules() if isinstance(module, nn.GRU)]
+    if attention == "dot" and causal and name == "gnmt":  # one RNN for each layer
+        assert layer.attention_decoder.dropout == 0.25
+    else:
+        assert parts == [0.25]
+
+
+def test_locked_dropout_of_a_block_has_one_mask_for_all_positions() -> None:
+    torch.manual_seed(0)
+    for locked in (False, True):
+        layer = GRULayer.build(build_context(causal=False, dropout=0.5), locked_dropout=locked)
+        dropped = layer.residual.apply_dropout(torch.ones(1, 50, D))
+        assert torch.equal(dropped, dropped[:, :1].expand_as(dropped)) == locked
+
+
+@torch.no_grad()
+def test_dropout_spares_the_residual_connections_of_gnmt() -> None:
+    layers, (x, memory) = build_rnn_decoder("gnmt", layers=3, dropout=1.0), inputs()
+    context = memory.values[:, 0]
+    found = layers.run(x, layers.zero_state(x), lambda _: context).output
+    dropped = torch.cat([torch.zeros_like(x), context.unsqueeze(1).expand_as(x)], dim=-1)
+    second, third = (rnn.run_forward(dropped) for rnn in layers.upper_layers)
+    torch.testing.assert_close(found, second + third)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "is_new"), [("bahdanau", 1, False), ("gnmt", 0, False), ("luong", 1, True)]
+)
+@torch.no_grad()
+def test_decoders_of_two_layers_attend_with_the_state_of_their_paper(
+    name: str, layer: int, is_new: bool
+) -> None:
+    """Bahdanau with the last state of the top layer, GNMT of the bottom one, Luong with the new."""
+    layers, (x, memory) = build_rnn_decoder(name, layers=2), inputs()
+    before = {state: torch.randn(2, 2, D, dtype=torch.float64) for state in layers.rnn.state_names}
+    queries = list[Tensor]()
+
+    def attend_to_first(query: Tensor) -> Tensor:
+        queries.append(query)
+        return memory.values[:, 0]
+
+    after = layers.run(x[:, :1], before, attend_to_first).rnn_state
+    torch.testing.assert_close(queries[0], (after if is_new else before)["hidden"][:, layer])
 
 
 @pytest.mark.parametrize("input_feeding", [False, True])
@@ -90,6 +168,18 @@ def test_luong_step_by_step(input_feeding: bool, layers: int, initial_cell: bool
                 layer.attention_decoder.readout.weight @ torch.cat([attend(hidden, values), hidden])
             )
             torch.testing.assert_close(found[row, step], attentional)
+
+
+@torch.no_grad()
+def test_an_sru_decoder_starts_with_the_summary_as_its_cell() -> None:
+    """An SRU reads its cell alone: with the hidden state only, it would ignore the source."""
+    layer = decoder(SRULayer, initial_state="last")
+    x, memory = inputs()
+    found = layer(x, ForwardContext(memory=memory))
+    cell = torch.tanh(layer.initial(memory.values[[0, 1], [4, 2]])).view(2, 1, D)
+    state = {"hidden": torch.zeros_like(cell), "cell": cell}
+    torch.testing.assert_close(found, layer.rnn.run(x, state).output)
+    assert not torch.equal(found, layer.rnn.run_forward(x))
 
 
 @pytest.mark.parametrize("input_feeding", [False, True])

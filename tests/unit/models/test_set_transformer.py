@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from dragoman.attention import record
+from dragoman.attention.multi_head import MultiHead
 from dragoman.config import ModelConfig
 from dragoman.config.sets import SetsConfig
+from dragoman.layers.feed_forward import FeedForward
+from dragoman.layers.norms_and_residuals import Residual
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.set_blocks import (
     InducedSetAttentionBlock,
@@ -169,3 +172,29 @@ def test_attention_of_all_blocks_is_recorded():
     assert pooling.weights.shape == (2, 4, 4, 5)
     assert not pooling.weights[1, :, :, 3:].any()
     torch.testing.assert_close(pooling.weights @ pooling.values, pooling.output)
+
+
+@pytest.mark.parametrize("variant", ["sab", "seeds"])
+def test_layers_have_the_settings_of_the_model(variant):
+    config = ModelConfig(
+        width=16,
+        heads=4,
+        ffn_width=24,
+        positions="none",
+        dropout=0.1,
+        attention_dropout=0.2,
+        ffn_dropout=0.3,
+        norm_epsilon=1e-3,
+        attention_bias=False,
+        ffn_bias=False,
+    )
+    model = build_set_transformer(config, SetsConfig(**VARIANTS[variant]), features=2, outputs=3)
+    for path, module in model.named_modules():
+        if isinstance(module, MultiHead):
+            assert module.dropout == 0.2, path
+        if isinstance(module, FeedForward):
+            assert module.dropout == 0.3, path
+        if isinstance(module, Residual):
+            assert (module.dropout, module.norm.eps) == (0.1, 1e-3), path
+        if isinstance(module, MultiHead | FeedForward):
+            assert not [name for name, _ in module.named_parameters() if "bias" in name], path

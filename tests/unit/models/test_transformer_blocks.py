@@ -13,6 +13,7 @@ from dragoman.config import Config, ModelConfig
 from dragoman.errors import ConfigError, DragomanError
 from dragoman.layers.norms_and_residuals import RMSNorm
 from dragoman.models.factory import build_model
+from dragoman.models.forward_context import Memory
 
 
 def test_grouped_heads_are_pytorchs() -> None:
@@ -193,3 +194,18 @@ def test_window_is_rejected_for_a_block_without_one() -> None:
 def test_groups_must_be_equal() -> None:
     with pytest.raises(DragomanError, match="found 4 heads and kv_heads=3"):
         SelfAttention(8, 4, kv_heads=3)
+
+
+@torch.no_grad()
+def test_cross_attention_alone_ignores_padding_of_the_source_in_steps_too() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoder=("transformer",), decoder=("cross_attention",), width=8, heads=2, ffn_width=8
+    )
+    model = build_model(config, src_vocab_size=9, tgt_vocab_size=9).eval()
+    values, tgt = torch.randn(1, 5, 8), torch.tensor([[4, 5, 6]])
+    short = Memory(values[:, :3])
+    padded = Memory(values, torch.tensor([[True, True, True, False, False]]))
+    expected = model.project(model.decode(tgt, short))
+    torch.testing.assert_close(model.project(model.decode(tgt, padded)), expected)
+    torch.testing.assert_close(model.extend(tgt, model.start(padded)).logits, expected)
