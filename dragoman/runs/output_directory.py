@@ -242,6 +242,13 @@ class OutputDirectory:
         config = self.config()
         if request is None:
             return config
+        if request.task != config.task:
+            raise ConfigError(
+                [
+                    f"--task cannot change in the run in {self.path}; found {request.task} instead "
+                    f"of {config.task}; leave it, or choose another --out"
+                ]
+            )
         before, has, now = to_dict(self.request()), to_dict(config), to_dict(request)
         changes: dict[str, dict[str, Any]] = {}
         problems = []

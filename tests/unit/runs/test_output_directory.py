@@ -117,3 +117,13 @@ def test_explicit_settings_of_a_resumed_run_are_changes_even_if_first_asked_for(
     assert directory.resume_config(Config()).train.steps == 77
     asked = directory.resume_config(Config(), ["train.steps"])
     assert asked.train.steps == Config().train.steps
+
+
+@pytest.mark.parametrize(("run", "request_"), [("translate", "classify"), ("classify", "sets")])
+def test_a_run_of_another_task_is_not_resumed(run: str, request_: str, tmp_path: Path) -> None:
+    output_dir = OutputDirectory(tmp_path / "model")
+    output_dir.training.mkdir(parents=True)
+    output_dir.write(Config(task=run), Config(task=run), [TRAIN])
+    assert output_dir.resume_config(Config(task=run)).task == run
+    with pytest.raises(ConfigError, match=f"--task cannot change .*{request_} instead of {run};"):
+        output_dir.resume_config(Config(task=request_))
