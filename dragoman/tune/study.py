@@ -303,6 +303,7 @@ class Study:
             "--search": list(self._search),
             "--metric": self.objective.metric,
             "--trial-budget": self._trial_budget,
+            "--pruning": self.prune,
         }
 
     def _data_files(self) -> list[DataFile]:

@@ -512,6 +512,7 @@ def test_the_budget_interrupts_a_trial_that_can_be_resumed(
         ({"search": ["dropout"]}, "--search"),
         ({"metric": "bleu"}, "--metric"),
         ({"trial_budget": 77.0}, "--trial-budget"),
+        ({"prune": False}, "--pruning"),
     ],
 )
 def test_another_request_is_rejected(run: Run, options: dict[str, Any], name: str) -> None:
