@@ -65,15 +65,6 @@ def test_the_interval_is_that_of_the_samples_and_not_below_zero() -> None:
     assert asked[-1] == BOOTSTRAP_SAMPLES == 1000
 
 
-@pytest.mark.parametrize(
-    ("text", "unit", "length"),
-    [("나는 학교에 간다", "words", 3), ("我去学校", "characters", 4), ("I go there", "words", 3)],
-)
-def test_lengths_count_words_where_a_script_has_spaces(text: str, unit: str, length: int) -> None:
-    found = score_by_length([text], ["a"], ["a"], BLEU())
-    assert (found.unit, found.buckets[0].longest) == (unit, length)
-
-
 def test_two_sentences_have_an_interval_and_one_has_none() -> None:
     references = ["one two three four five", "six seven eight nine ten"]
     outputs = [references[0], "x y z u v"]
