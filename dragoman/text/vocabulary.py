@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -166,9 +167,11 @@ def normalize_text(text: str, form: str) -> str:
 def _label_order(name: str) -> tuple[int, float, str]:
     """Return the sort key of a label: numbers by value, before text."""
     try:
-        return (0, float(name), name)
+        number = float(name)
     except ValueError:
-        return (1, 0.0, name)
+        number = math.nan
+    # The word "nan" is text too: NaN has no order, and that of a set differs between processes.
+    return (1, 0.0, name) if math.isnan(number) else (0, number, name)
 
 
 def _read_object(data: bytes, name: str) -> dict[str, Any]:

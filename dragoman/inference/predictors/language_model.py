@@ -392,8 +392,10 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         return self.predict(texts, batch_size=batch_size)
 
     def read_record(self, record: Record, *, text_field: str = "") -> str:
-        """Return the text of a record."""
-        return record.text(find_text_field(record, text_field, setting="--text-field"))
+        """Return the text of a record; the column is `text_field`, or that of training."""
+        trained = self.config.data.text_field
+        wanted = text_field or (trained if trained in record.fields else "")
+        return record.text(find_text_field(record, wanted, setting="--text-field"))
 
     def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[str]:
         """Yield texts; raise DataError for the first value that is none."""

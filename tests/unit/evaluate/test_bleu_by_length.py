@@ -63,3 +63,12 @@ def test_the_interval_is_that_of_the_samples_and_not_below_zero() -> None:
     assert bucket.high > bucket.bleu > 10
     score_by_length(references, outputs, references, Recorded())
     assert asked[-1] == BOOTSTRAP_SAMPLES == 1000
+
+
+def test_two_sentences_have_an_interval_and_one_has_none() -> None:
+    references = ["one two three four five", "six seven eight nine ten"]
+    outputs = [references[0], "x y z u v"]
+    [pair] = score_by_length(references, outputs, references, BLEU(), samples=30).buckets
+    assert pair.low < pair.bleu < pair.high
+    [single] = score_by_length(references[:1], outputs[:1], references[:1], BLEU()).buckets
+    assert single.low == single.high == single.bleu == pytest.approx(100)

@@ -136,10 +136,21 @@ def test_every_token_is_measured_as_in_a_plain_loop(model) -> None:
     assert found.sorted_mean.sum() == pytest.approx(1.0)
 
 
-def test_the_number_of_tokens_is_bounded(model, monkeypatch) -> None:
-    monkeypatch.setattr(calibration_statistics, "MAX_TOKENS", 4)
-    monkeypatch.setattr(calibration_statistics, "_MAX_LOGITS", 40)
-    assert len(measure_pairs(model, PAIRS * 9).right) == 4
+@pytest.mark.parametrize("most", [4, 5])
+def test_the_number_of_tokens_is_bounded(model, monkeypatch, most: int) -> None:
+    monkeypatch.setattr(calibration_statistics, "MAX_TOKENS", most)
+    monkeypatch.setattr(calibration_statistics, "_MAX_LOGITS", 40)  # of two tokens
+    assert len(measure_pairs(model, PAIRS * 9).right) == most
+
+
+def test_tokens_are_measured_in_the_order_of_the_pairs(model, monkeypatch) -> None:
+    short, long = [([5, 6], [8, 9]), ([7], [10, 11]), ([9, 9], [7, 7])], [([5] * 10, [6] * 10)]
+    expected = measure_pairs(model, short)
+    monkeypatch.setattr(calibration_statistics, "_BATCH_TOKENS", 12)
+    monkeypatch.setattr(calibration_statistics, "MAX_TOKENS", 9)
+    found = measure_pairs(model, [*short, *long])
+    assert len(found.reference) == 9
+    np.testing.assert_allclose(np.sort(found.reference), np.sort(expected.reference), atol=1e-6)
 
 
 def test_language_models_read_segments(monkeypatch) -> None:

@@ -69,6 +69,23 @@ def test_offset_needs_sixty_percent_of_the_rows() -> None:
     assert not [label for label in labels_of(weights) if label.startswith("offset -1")]
 
 
+def test_offset_needs_three_rows_where_it_could_be() -> None:
+    """Only two of eight queries have a key six positions ahead, and both read it."""
+    weights = np.full((LENGTH, LENGTH), 0.01)
+    for row, key in enumerate([6, 7, 2, 5, 3, 5, 4, 0]):
+        weights[row, key] = 1.0
+    assert not [label for label in labels_of(weights) if label.startswith("offset")]
+
+
+def test_of_equally_frequent_offsets_the_nearest_is_the_label() -> None:
+    """Two of the three rows that could read +5 do, and four of the six that could read -2."""
+    weights = np.full((LENGTH, LENGTH), 0.01)
+    for row, key in enumerate([5, 6, 3, 3, 2, 3, 4, 5]):
+        weights[row, key] = 1.0
+    found = [each for each in labels_of(weights).items() if each[0].startswith("offset")]
+    assert found == [("offset -2", pytest.approx(2 / 3))]
+
+
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("sink", [0, LENGTH - 1]), ("end", [LENGTH - 1]), ("punctuation", [3, 6]), ("rare", [5])],
@@ -87,6 +104,18 @@ def test_rare_keys_are_rare_in_the_vocabulary_of_their_side(
     ranks = {"source": source, "target": target}
     [found] = summarize_heads([site], {"x0.w": onto(5)[None]}, TEXT, TEXT, ranks=ranks)
     assert ("rare" in dict(found.labels)) == is_rare
+    # The decoder's inputs are the target's tokens, one position later.
+    site = AttentionSite("d0", "decoder.0.self", "self", "decoder", 0, 1, "target", "target_in")
+    [found] = summarize_heads([site], {"d0.w": onto(6)[None]}, TEXT, TEXT, ranks=ranks)
+    assert ("rare" in dict(found.labels)) != is_rare
+
+
+def test_queries_of_a_memory_are_the_tokens_that_were_read() -> None:
+    site = AttentionSite(
+        "d0", "decoder.0.self", "memory", "decoder", 0, 1, "target", "memory+target_in"
+    )
+    [found] = summarize_heads([site], {"d0.w": np.eye(LENGTH)[None]}, TEXT, TEXT)
+    assert dict(found.labels)["same token"] == pytest.approx(1.0)
 
 
 def test_a_head_that_reads_what_is_everywhere_has_no_label() -> None:

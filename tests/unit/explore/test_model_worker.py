@@ -90,6 +90,24 @@ def test_other_threads_may_use_the_model(worker: ModelWorker, model: Layers) -> 
         future.result(10)
 
 
+def test_other_threads_run_the_model_while_cancelled_work_ends(
+    worker: ModelWorker, model: Layers
+) -> None:
+    began, end = threading.Event(), threading.Event()
+    cancellation = Cancellation()
+
+    def wait() -> bool:
+        began.set()
+        return end.wait(10)
+
+    future = worker.submit(wait, cancellation)
+    assert began.wait(10)
+    cancellation.cancel()
+    assert model(torch.zeros(1, 2), 2).shape == (1, 2)
+    end.set()
+    assert future.result(10)
+
+
 def test_queue_length_is_limited(worker: ModelWorker) -> None:
     gate = threading.Event()
     waiting = [worker.submit(lambda: gate.wait(10), Cancellation()) for _ in range(3)]

@@ -117,3 +117,17 @@ def test_web_sockets_do_not_reach_the_application() -> None:
 )
 def test_loopback_addresses(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected
+
+
+@pytest.mark.parametrize(("port", "accepted"), [(80, 200), (8023, 403)])
+@pytest.mark.parametrize("host", [b"[::1]", b"localhost", b"127.0.0.1"])
+def test_a_host_without_a_port_is_that_of_port_80(host: bytes, port: int, accepted: int) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "headers": [(b"host", host)]}
+    guard = RequestGuard(StubApplication(), host="127.0.0.1", port=port)
+    asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == accepted

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import dataclasses
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,9 @@ from starlette.testclient import TestClient
 from dragoman.explore import model_worker
 from dragoman.explore import routes as application
 from dragoman.explore.explorer_session import ExplorerSession
+from dragoman.explore.model_worker import Cancellation, ModelWorker
 from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
+from dragoman.explore.request_parsing import ExplainRequest, RequestError
 from dragoman.explore.routes import build_app
 
 BASE = "http://127.0.0.1:8023"
@@ -505,3 +509,22 @@ def test_a_stored_explanation_needs_no_model(session: ExplorerSession, client: T
         ):
             check_error(other.post(f"{API}/{path}", json=body), 400, "without its model")
     alone.close()
+
+
+def test_effects_that_have_begun_go_on_while_the_queue_is_full(session: ExplorerSession) -> None:
+    session.worker.close()
+    session.worker = ModelWorker(max_waiting=0)
+    entry = session.explain(ExplainRequest(text="ein Mann"))
+    gate = threading.Event()
+    blocking = session.worker.submit(lambda: gate.wait(30), Cancellation())
+    with pytest.raises(RequestError, match="Too many requests"):
+        session.worker.submit(lambda: None, Cancellation())
+
+    async def first_line() -> bytes | None:
+        line = asyncio.ensure_future(application.EffectsStream(session, entry).next_line())
+        await asyncio.sleep(0)
+        gate.set()
+        return await line
+
+    assert json.loads(asyncio.run(first_line()) or b"")["head"] == "x0.0"
+    assert blocking.result(30)

@@ -149,12 +149,39 @@ def test_long_headers_are_disconnected(running: RunningServer) -> None:
     assert b"200 OK" not in read_to_end(connection)
 
 
+def test_long_headers_are_disconnected_before_their_time_is_over(
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "HEADER_SECONDS", 60.0)
+    connection = running.connect()
+    connection.settimeout(10)
+    connection.sendall(b"GET /explore/ HTTP/1.1\r\nX: ")
+    try:
+        for _ in range(9):
+            connection.sendall(b"y" * 4096)
+    except OSError:
+        pass  # it was closed while we wrote
+    assert read_to_end(connection) == b""
+
+
+def test_a_second_request_has_as_much_time_for_its_headers(running: RunningServer) -> None:
+    connection = running.connect()
+    connection.settimeout(10)
+    head = f"GET {API}/session HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\n".encode()
+    connection.sendall(head + b"\r\n")
+    received = connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    connection.sendall(head)  # and no end
+    assert b"HTTP/1.1" not in read_to_end(connection)
+
+
 def test_a_body_that_trickles_is_rejected(running: RunningServer) -> None:
     connection = running.connect()
     connection.sendall(request_head(running, f"{API}/explain", 50) + b'{"te')
     answer = read_to_end(connection)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"must arrive in time" in answer
+    assert b"\r\nconnection: close\r\n" in answer.lower()  # the rest of the body is not read
     assert not running.predictor.calls
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from language_kit import config_of, lines_of, task_of
 
+from dragoman.data.labeled_records import Record
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import EqualLength, Forbid, Mirror, Regex, Require
 from dragoman.decoding.sampling import Sampling
@@ -22,6 +24,7 @@ from dragoman.inference.predictors.language_model import (
     LanguageModel,
     TextScore,
 )
+from dragoman.tasks.language_model import LanguageTask
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 
@@ -285,3 +288,13 @@ def test_a_prompt_must_be_valid_and_of_bounded_length() -> None:
         model.generate("a\udce9b")
     with pytest.raises(DataError, match="at most 1,048,576 characters; found 1,048,577 or more"):
         model.generate("a" * (MAX_PROMPT_CHARS + 1))
+
+
+def test_texts_are_read_from_the_field_of_training() -> None:
+    base = predictor_of("lstm")
+    config = base.config.replace(data={"text_field": "body"})
+    model = LanguageModel(base.model, LanguageTask(config, base.task.text))
+    record = Record(Path("a.jsonl"), 1, {"text": "one", "body": "two", "title": "three"})
+    assert model.read_record(record) == "two"
+    assert model.read_record(record, text_field="title") == "three"
+    assert model.read_record(Record(Path("a.txt"), 1, {"text": "one"})) == "one"

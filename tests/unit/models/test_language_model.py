@@ -189,19 +189,6 @@ def test_a_carried_state_gets_no_gradient(name: str) -> None:
     assert not any(state.requires_grad for state in out.carried.values())
 
 
-def test_no_gradient_flows_into_the_segment_before(name: str) -> None:
-    """Or the graph of a stream would grow with every segment."""
-    model, ids = build(name), tokens(2, 8)
-    previous = {
-        path: torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
-        for path, shape in model.carried_shapes(0).items()
-    }
-    out = model.decode_segment(ids, previous)
-    assert not any(tensor.requires_grad for tensor in out.carried.values())
-    out.hidden.pow(2).sum().backward()  # type: ignore[no-untyped-call]
-    assert all(tensor.grad is None for tensor in previous.values())
-
-
 def test_unfilled_memory_changes_nothing() -> None:
     model, ids = build("transformer_xl"), tokens(2, 6)
     mask = memory_mask(torch.tensor([0, 0]), 4)

@@ -198,6 +198,15 @@ def test_verify_directory_goes_through_a_model_and_its_run(tmp_path):
     assert all(check.ok for check in verify_directory(model / "engines" / "ctranslate2"))
 
 
+def test_verify_directory_finds_damage_of_a_kept_checkpoint(tmp_path):
+    model = make(tmp_path / "model", ("weights.safetensors",))
+    kept = make(model / "training" / "keep" / "step-00000001", ("weights.safetensors",))
+    os.truncate(kept / "weights.safetensors", 1)
+    for place, prefix in ((model, "training/"), (model / "training", "")):
+        bad = [check.name for check in verify_directory(place) if not check.ok]
+        assert bad == [f"{prefix}keep/step-00000001/weights.safetensors"]
+
+
 def test_verify_directory_of_a_run_and_of_one_step(tmp_path):
     step = make(tmp_path / "training" / "step-00000001", ("weights.safetensors",))
     assert [check.name for check in verify_directory(tmp_path / "training")] == [

@@ -17,8 +17,9 @@ from dragoman.config.classify import ClassifyConfig
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.tasks.classification import ClassificationTask
+from dragoman.tasks.classification import MAX_GOLDEN_CHARACTERS, ClassificationTask
 from dragoman.tasks.classification_preprocessor import split_document
+from dragoman.text.special_tokens import UNK
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 from tests.classify_kit import fit_task, make_records, micro_f1, train_steps
@@ -583,3 +584,66 @@ def test_labels_of_held_out_examples_are_known(tmp_path: Path) -> None:
     assert len(task.encode([every[9]])) == 1
     given = config.replace(data={"valid": str(path)})
     assert fit_task(given, every[:4]).text.labels.names == ("a", "b")
+
+
+def test_an_unknown_word_of_a_text_is_not_the_unknown_word_of_a_label_name() -> None:
+    lines = [
+        {"text": "crude oil fell", "label": ["crude_xy"]},
+        {"text": "copra fell", "label": ["copra"]},
+    ]
+    task = fit_task(configure(pooling="labels", label_names=True), records_of(*lines))
+    model = task.build_model()
+    unseen = records_of({"text": "crude zzz fell", "label": ["crude_xy"]})
+    batch = task.collate(task.encode(unseen), np.arange(1))
+    assert UNK in batch.words
+    assert model.names(batch.words).whole.tolist() == [[False, False]]
+
+
+def test_a_label_of_all_examples_keeps_a_weight() -> None:
+    labels = (["every", "some"], ["every"], ["every"], ["every"])
+    records = records_of(*({"text": "w", "label": names} for names in labels))
+    weights = fit_task(configure(class_weights="balanced"), records)._class_weights
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([1 / 4, 3.0])
+
+
+def test_branches_have_losses_of_their_own_in_training_only() -> None:
+    records = make_records(20, seed=0)
+    losses = []
+    for weight in (0.5, 0.0):
+        task = fit_task(configure(ngrams=1, branch_loss=weight, pooling="max"), records)
+        torch.manual_seed(0)
+        model = task.build_model()
+        batch = task.collate(task.encode(records), np.arange(6))
+        losses.append(
+            [float(task.loss(each(), batch).total.detach()) for each in (model.train, model.eval)]
+        )
+    assert losses[0][0] > losses[1][0]
+    assert losses[0][1] == pytest.approx(losses[1][1])
+
+
+def test_class_weights_follow_the_model_to_another_device() -> None:
+    task = fit_task(configure(class_weights="balanced"), make_records(20, seed=0))
+    on_cpu = task._weights_on(torch.device("cpu"))
+    assert on_cpu is not None
+    assert task._weights_on(torch.device("cpu")) is on_cpu
+    moved = task._weights_on(torch.device("meta"))
+    assert moved is not None
+    assert moved.device.type == "meta"
+
+
+def test_a_probability_equal_to_its_threshold_is_chosen() -> None:
+    task = fit_task(configure(), make_records(20, seed=0, several=True))
+    count = len(task.text.labels)
+    probabilities = np.full((1, count), 0.5, np.float32)
+    thresholds = np.full(count, 0.5, np.float32)
+    thresholds[0] = np.nextafter(np.float32(0.5), np.float32(1))
+    assert task.decide(probabilities, thresholds).tolist() == [[False, *[True] * (count - 1)]]
+
+
+def test_golden_texts_are_cut_to_what_a_bundle_may_hold() -> None:
+    record = Record(Path("x.jsonl"), 1, {"text": "word " * 100_000, "label": "a"})
+    task = fit_task(configure(), make_records(20, seed=0))
+    [text] = task.golden_inputs([record])
+    assert 0 < len(text) <= MAX_GOLDEN_CHARACTERS
+    assert text == ("word " * 100_000)[: len(text)]

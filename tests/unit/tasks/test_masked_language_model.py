@@ -315,6 +315,10 @@ def test_texts_that_cannot_be_filled_in_are_named() -> None:
         task.fill_masks(model, ["the cat"])
     with pytest.raises(DataError, match=r"at most 15 tokens.*found 40"):
         task.fill_masks(model, ["<mask> " * 40])
+    with pytest.raises(DataError, match=r"at most 15 tokens.*found 16"):
+        task.fill_masks(model, ["<mask> " * 16])
+    [longest] = task.fill_masks(model, ["<mask> " * 15])
+    assert len(longest.guesses) == 15
 
 
 @pytest.mark.parametrize(

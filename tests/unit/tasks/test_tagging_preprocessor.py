@@ -54,6 +54,7 @@ def build(**settings: Any) -> TaggingPreprocessor:
         ("1,234.5", "d,dd.d"),
         ("e-mail", "x-xx"),
         ("a.b.c.d.e.f", "x.x.x.x.x."),  # ten characters at most
+        ("ǅungla", "Xxx"),  # a letter in title case is neither upper nor lower case
         ("", ""),
     ],
 )
@@ -285,3 +286,16 @@ def test_bad_files_are_rejected() -> None:
         with pytest.raises(BundleError, match=r"tagging\.json must have the scheme") as caught:
             TaggingPreprocessor.from_files(config, files | {"tagging.json": bad})
         assert next(iter(change)) in str(caught.value)
+
+
+def test_features_learnt_from_decomposed_letters_are_known_in_composed_ones() -> None:
+    config = Config(
+        task="tag",
+        text=TextConfig(vocab_size=100, normalization="nfc"),
+        tag=TagConfig(features=("suffix1",)),
+    )
+    word = unicodedata.normalize("NFD", "été")
+    learnt = TaggedSentence(tokens=[word, word], tags=["X", "X"])
+    text = TaggingPreprocessor.build(config, [learnt])
+    assert text.features[0].tokens[4:] == ("é",)
+    assert text.feature_ids(TaggedSentence(tokens=["été"])).tolist() == [[4]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary import (
     Labels,
     Vocabulary,
+    _label_order,
     build_vocabulary,
     normalize_text,
     split_words,
@@ -101,3 +103,11 @@ def test_normalization_forms():
     assert normalize_text("ﬁ", "nfkc") == "fi"
     assert normalize_text("ﬁ", "nfc") == "ﬁ"
     assert normalize_text("é", "none") == "é"
+
+
+def test_labels_have_one_order_even_if_one_is_called_nan():
+    expected = ["-inf", "2", "9", "10", "b", "nan"]
+    assert list(Labels.build(expected[::-1]).names) == expected
+    # The order of a set differs between processes: whatever it is, the labels have theirs.
+    for names in itertools.permutations(expected):
+        assert sorted(names, key=_label_order) == expected
