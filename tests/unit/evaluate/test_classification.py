@@ -222,7 +222,6 @@ def test_no_texts_score_zero() -> None:
 def test_the_calibration_error_is_of_the_predicted_class_not_the_most_probable() -> None:
     probabilities = np.array([[0.7, 0.3], [0.7, 0.3]])
     predicted = np.array([[False, True], [False, True]])
-    expected = np.array([[False, True], [True, False]])
-    scores = score_classes(predicted, expected, probabilities)
-    # both are predicted with 0.3, and one is right
-    assert scores.calibration_error == pytest.approx(0.5 - 0.3)
+    scores = score_classes(predicted, predicted, probabilities)
+    # both are predicted with 0.3, and both are right
+    assert scores.calibration_error == pytest.approx(1.0 - 0.3)
