@@ -377,7 +377,7 @@ class ClassificationTask(TrainingTask):
         losses: dict[str, Tensor] = {}
         output = model.classify(batch.words, batch.mask, batch.features, losses=losses)
         total = self._label_loss(output.logits, batch.labels)
-        if self.config.classify.branch_loss:
+        if self.config.classify.branch_loss and model.training:
             for logits in (output.encoder_logits, output.ngram_logits):
                 assert logits is not None, "a model with two branches has both"
                 losses[f"branch {len(losses)}"] = (
