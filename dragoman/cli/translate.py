@@ -57,6 +57,7 @@ _OPTIONAL_FIELDS = (  # left out if empty
     "source_language",
     "target_language",
 )
+_NOTED_FIELDS = ("in_target_language",)  # in a note, and not in JSON
 _ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
@@ -341,6 +342,7 @@ def print_translations(
 ) -> int:
     """Print translations as they arrive, with the first few notes; return their number."""
     number = num_noted = 0
+    is_target_noted = False
     for number, each in enumerate(translations, start=1):
         if json:
             print_json({"line": number, **to_plain_dict(each)}, write)
@@ -352,6 +354,13 @@ def print_translations(
             write(each.text)
         if bar is not None:
             bar.advance()
+        if each.in_target_language and not is_target_noted:
+            is_target_noted = True
+            print_note(
+                f"line {number} seems to be in {each.target_language}, the target language; such "
+                f"lines are translated as if they were in {each.source_language}: --to names "
+                "another target, --from the source"
+            )
         num_noted += bool(each.notes)
         if each.notes and num_noted <= NOTES_SHOWN:
             print_note(f"line {number}: {'; '.join(each.notes)}")
@@ -365,6 +374,8 @@ def to_plain_dict(translation: Translation) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
+        if field.name in _NOTED_FIELDS:
+            continue
         if field.name in _OPTIONAL_FIELDS and value in (None, "", (), []):
             continue
         if field.name == "alternatives":

@@ -9,6 +9,10 @@ from dragoman.config.directions import Direction, parse_directions
 from dragoman.errors import ConfigError
 from dragoman.text.language_identification import LanguageIdentifier
 
+# Log-probability by which the target language must exceed the others for a text to count as
+# written in it: that of names and single words is close, and so is that of most errors.
+IN_TARGET_MARGIN = 10.0
+
 
 class DirectionChooser:
     """Chooses the direction of each text from the languages that are named or identified.
@@ -70,6 +74,14 @@ class DirectionChooser:
         sources = list(dict.fromkeys(each.source for each in self._directions))
         candidates = [each for each in sources if not among or each in among]
         return candidates[0] if len(candidates) == 1 else self._identify(text, candidates)
+
+    def is_in_target_language(self, text: str, direction: Direction) -> bool:
+        """Whether a text is clearly in the target language already, and not in the source's."""
+        if self._identifier is None or direction.target not in self._identifier.languages:
+            return False
+        scores = self._identifier.scores(text)
+        target = scores.pop(direction.target)
+        return all(target - score >= IN_TARGET_MARGIN for score in scores.values())
 
     def _identify(self, text: str, sources: Sequence[str]) -> str:
         if self._identifier is None:

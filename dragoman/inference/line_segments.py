@@ -44,6 +44,7 @@ class SegmentedLine:
     gaps: list[str]  # separators between the segments
     notes: list[str]
     direction: Direction | None = None  # of a multilingual model
+    in_target_language: bool = False  # whether it is in the target language already
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
         """Join the translations of the segments."""
@@ -51,7 +52,12 @@ class SegmentedLine:
         if self.direction is None:
             return joined
         source, target = self.direction
-        return replace(joined, source_language=source, target_language=target)
+        return replace(
+            joined,
+            source_language=source,
+            target_language=target,
+            in_target_language=self.in_target_language,
+        )
 
     def _join(self, answers: Sequence[Translation]) -> Translation:
         if not self.segments:

@@ -37,6 +37,7 @@ class Translation:
     # Of a model of several directions; empty for others.
     source_language: str = ""
     target_language: str = ""
+    in_target_language: bool = False  # the source clearly is already; its language was not named
 
     def __repr__(self) -> str:
         """Return text, score and number of tokens in one line."""

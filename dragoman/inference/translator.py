@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,13 +322,21 @@ class Translator(TranslationExplainer):
 
         def batches() -> Iterator[list[Segment]]:
             for texts in buffers:
+                directions = self._choose_directions(texts, options)
                 lines = split_lines(
                     texts,
                     self.tokenizers.src,
                     line_numbers=numbers,
                     longest=self._batch_translator.max_segment_tokens,
-                    directions=self._choose_directions(texts, options),
+                    directions=directions,
                 )
+                if directions is not None and not (text_only or options.source_language):
+                    lines = [
+                        replace(line, in_target_language=True)
+                        if self._chooser.is_in_target_language(text, direction)
+                        else line
+                        for line, text, direction in zip(lines, texts, directions, strict=True)
+                    ]
                 if options.constraints:
                     _check_unsplit(lines)
                 pending_lines.extend(lines)

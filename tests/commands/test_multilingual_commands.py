@@ -156,6 +156,28 @@ def test_translate_names_and_detects_languages(
     assert (code, scripts([out.strip()])) == (0, ["aa"])
 
 
+def test_a_note_names_the_first_line_that_is_in_the_target_language(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["translate", "-m", str(model), "--to", "bb"]
+    lines = ["abc", "FEDCBA", "", "HGFEDC"]
+    code, out, err = output(capsys, *command, *lines)
+    notes = [line for line in err.splitlines() if "target language" in line]
+    assert code == 0
+    assert notes == [
+        "dragoman: line 2 seems to be in bb, the target language; such lines are translated as if "
+        "they were in aa: --to names another target, --from the source"
+    ]
+    assert output(capsys, *command, "--from", "aa", *lines)[:2] == (0, out), "the same output"
+    for quiet in (["--quiet", *lines], ["--from", "aa", *lines], ["abc", "hgf"]):
+        assert "target language" not in output(capsys, *command, *quiet)[2]
+    _, out, err = output(capsys, *command, "--json", "FEDCBA")
+    assert "line 1 seems to be in bb" in err
+    found = json.loads(out)
+    assert "in_target_language" not in found
+    assert not any("target language" in note for note in found["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

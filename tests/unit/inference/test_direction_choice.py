@@ -106,3 +106,15 @@ def test_a_source_is_identified_among_some_languages() -> None:
     assert found.identify("This is a house.") == "en"
     assert found.identify("This is a house.", ["fr"]) == "fr"
     assert found.identify("Das ist ein", ["en", "de"]) == "de"
+
+
+def test_a_text_may_be_in_the_target_language_already() -> None:
+    found, direction = chooser(*FOUR), Direction("en", "de")
+    assert found.is_in_target_language("Guten Morgen, wie geht es dir?", direction)
+    assert not found.is_in_target_language("Good morning, how are you?", direction)
+    assert not found.is_in_target_language("Bonjour, comment vas-tu ?", direction)
+    for unsure in ("", " ", "s", "Tom", "42"):
+        assert not found.is_in_target_language(unsure, direction), unsure
+    assert not found.is_in_target_language("Guten Morgen", Direction("en", "zh"))
+    none = chooser(*FOUR, identifier=None)
+    assert not none.is_in_target_language("Guten Morgen, wie geht es dir?", direction)
