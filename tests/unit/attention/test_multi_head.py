@@ -127,13 +127,21 @@ def test_other_scores_take_the_unfused_path_with_one_message(
     torch.testing.assert_close(slow(x, causal=True), fast(x, causal=True))
 
 
-def test_dropout_acts_in_training_only() -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((SelfAttention, each) for each in ({}, {"kv_heads": 1}, {"window": 2})),
+        *((CrossAttention, each) for each in ({}, {"kv_heads": 1}, {"talking_heads": True})),
+    ],
+)
+def test_dropout_acts_in_training_only(kind: type[nn.Module], options: dict[str, int]) -> None:
     torch.manual_seed(0)
-    attention = SelfAttention(8, 2, dropout=0.5)
+    attention = kind(8, 2, dropout=0.5, **options)
     x = torch.randn(1, 6, 8)
+    memory = [x] if kind is CrossAttention else []
 
     def differ() -> Tensor:
-        return (attention(x) - attention(x)).abs().max()
+        return (attention(x, *memory) - attention(x, *memory)).abs().max()
 
     assert differ() > 0
     attention.eval()
