@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention import CrossAttention, ScaledDotScore, SelfAttention, record
+from dragoman.attention import (
+    AlibiBias,
+    CrossAttention,
+    RotaryEmbedding,
+    ScaledDotScore,
+    SelfAttention,
+    record,
+)
 from dragoman.attention.multi_head import _warn_not_fused
 from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
 from dragoman.exchange.transformer_architecture import _read_stack
 from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
+from dragoman.layers.norms_and_residuals import RMSNorm
 from dragoman.models.factory import build_model
 
 
@@ -218,3 +227,28 @@ def test_recorded_weights_have_the_dropout_of_training() -> None:
     assert (whole > 0).all()
     torch.testing.assert_close(dropped, 2 * whole * (dropped != 0))
     assert 0.3 < (dropped == 0).float().mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norms": True},
+        {"relative_position": RotaryEmbedding(4)},
+        {"norms": True, "relative_position": RotaryEmbedding(4), "kv_heads": 1},
+        {"relative_position": AlibiBias(2), "window": 2},
+        {"value_width": 3, "window": 2},
+    ],
+)
+@torch.no_grad()
+def test_a_segment_after_its_memory_equals_the_whole_sequence(options: dict[str, Any]) -> None:
+    """With biases and norms that are not those of the start."""
+    torch.manual_seed(0)
+    norms = (RMSNorm(4), RMSNorm(4)) if options.get("norms") else None
+    attention = SelfAttention(8, 2, **options | {"norms": norms}).double()
+    for name, parameter in attention.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=float("norm" in name))
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    found = attention(x[:, 4:], previous=x[:, :4], causal=True)
+    torch.testing.assert_close(found, attention(x, causal=True)[:, 4:])

@@ -370,3 +370,10 @@ def test_the_output_of_a_segment_is_given_before_and_after_dropout() -> None:
     assert 0.4 < dropped.float().mean() < 0.6
     assert raw.all()
     torch.testing.assert_close(hidden[~dropped], 2 * raw[~dropped])
+
+
+def test_max_distance_is_that_of_every_layer() -> None:
+    settings = {"width": 16, "heads": 4, "dropout": 0.0} | BLOCKS["transformer_xl"]
+    model = build_language_model(ModelConfig(**settings), vocab_size=VOCAB, max_distance=5)
+    biases = [each for each in model.modules() if isinstance(each, TransformerXLBias)]
+    assert [bias.max_distance for bias in biases] == [5, 5]
