@@ -294,3 +294,14 @@ def test_a_sentence_without_keys_has_nothing_attended_at_first() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False]])
     attended = LocationSensitiveAlignment(score_width=4).start(mask)["attended"]
     assert attended.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@torch.no_grad()
+def test_local_p_centers_windows_in_the_sentence_without_padding() -> None:
+    """In all positions at once and step by step: a query of zeros predicts the middle."""
+    alignment = LocalPredictiveAlignment(query_width=2, radius=1).double()
+    mask, query = torch.arange(8) < torch.tensor([[8], [4]]), torch.zeros(2, 1, 2).double()
+    rows = alignment(torch.zeros(2, 1, 8).double(), mask, query)[:, 0]
+    assert rows.argmax(dim=-1).tolist() == [4, 2]
+    stepped, _ = alignment.step(torch.zeros(2, 8).double(), alignment.start(mask), query[:, 0])
+    torch.testing.assert_close(stepped, rows)

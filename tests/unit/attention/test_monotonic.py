@@ -25,7 +25,7 @@ from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
 from dragoman.models.factory import build_model
 from dragoman.ops import monotonic_attention
-from dragoman.ops.monotonic_attention import arrival_probabilities
+from dragoman.ops.monotonic_attention import arrival_probabilities, expected_alignment
 
 Row = list[float]
 STOPS = torch.tensor(
@@ -419,3 +419,18 @@ def test_noise_has_the_given_standard_deviation() -> None:
     alignment = MonotonicAlignment(offset=0.0, noise=3.0)
     weights, _ = alignment.step(torch.zeros(20_000, 1), alignment.start(mask))
     assert weights.logit().std().item() == pytest.approx(3.0, rel=0.05)
+
+
+def test_padding_between_keys_never_stops_the_head() -> None:
+    """Its probability moves on to the next real key."""
+    scores, mask = torch.full((1, 3), 50.0), torch.tensor([[False, True, True]])
+    previous = torch.tensor([[1.0, 0.0, 0.0]])
+    torch.testing.assert_close(
+        expected_alignment(scores, mask, previous), torch.tensor([[0.0, 1.0, 0.0]])
+    )
+
+
+def test_the_offset_is_part_of_the_probability_of_a_stop() -> None:
+    alignment = MonotonicAlignment(offset=-1.0)
+    found = alignment.stop_probabilities(torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.0]).sub(1.0).sigmoid())

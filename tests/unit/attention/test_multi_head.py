@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention import CrossAttention, ScaledDotScore, SelfAttention, record
+from dragoman.attention import (
+    AlibiBias,
+    CrossAttention,
+    RotaryEmbedding,
+    ScaledDotScore,
+    SelfAttention,
+    record,
+)
 from dragoman.attention.multi_head import _warn_not_fused
-from dragoman.attention.relative_positions import AlibiBias, RotaryEmbedding
 from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
 from dragoman.exchange.transformer_architecture import _read_stack
@@ -129,13 +136,21 @@ def test_other_scores_take_the_unfused_path_with_one_message(
     torch.testing.assert_close(slow(x, causal=True), fast(x, causal=True))
 
 
-def test_dropout_acts_in_training_only() -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((SelfAttention, each) for each in ({}, {"kv_heads": 1}, {"window": 2})),
+        *((CrossAttention, each) for each in ({}, {"kv_heads": 1}, {"talking_heads": True})),
+    ],
+)
+def test_dropout_acts_in_training_only(kind: type[nn.Module], options: dict[str, int]) -> None:
     torch.manual_seed(0)
-    attention = SelfAttention(8, 2, dropout=0.5)
+    attention = kind(8, 2, dropout=0.5, **options)
     x = torch.randn(1, 6, 8)
+    memory = [x] if kind is CrossAttention else []
 
     def differ() -> Tensor:
-        return (attention(x) - attention(x)).abs().max()
+        return (attention(x, *memory) - attention(x, *memory)).abs().max()
 
     assert differ() > 0
     attention.eval()
@@ -237,3 +252,28 @@ def test_a_segment_attends_to_earlier_ones_as_in_one_sequence(name: str, padded:
     whole = attention(x, mask=mask, causal=True)
     found = attention(x[:, 4:], previous=x[:, :4], mask=mask, causal=True)
     torch.testing.assert_close(found, whole[:, 4:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norms": True},
+        {"relative_position": RotaryEmbedding(4)},
+        {"norms": True, "relative_position": RotaryEmbedding(4), "kv_heads": 1},
+        {"relative_position": AlibiBias(2), "window": 2},
+        {"value_width": 3, "window": 2},
+    ],
+)
+@torch.no_grad()
+def test_a_segment_after_its_memory_equals_the_whole_sequence(options: dict[str, Any]) -> None:
+    """With biases and norms that are not those of the start."""
+    torch.manual_seed(0)
+    norms = (RMSNorm(4), RMSNorm(4)) if options.get("norms") else None
+    attention = SelfAttention(8, 2, **options | {"norms": norms}).double()
+    for name, parameter in attention.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=float("norm" in name))
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    found = attention(x[:, 4:], previous=x[:, :4], causal=True)
+    torch.testing.assert_close(found, attention(x, causal=True)[:, 4:])

@@ -5,6 +5,7 @@ and in the trainer.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -242,3 +243,21 @@ def test_defaults_are_the_settings_of_the_released_code() -> None:
     assert alignment.entropy == 0.002
     assert alignment.soft_probability == 0.5
     assert alignment.baseline_decay == 0.9
+
+
+def test_an_undecided_position_lowers_the_loss_by_its_entropy() -> None:
+    """The other sign would reward a distribution that collapses."""
+    alignment = ReinforceAlignment(entropy=0.5).train()
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    weights, state = alignment.step(torch.zeros(2, 3), alignment.start(mask))
+    loss = alignment.step_loss(weights, state)
+    assert loss is not None
+    torch.testing.assert_close(loss, torch.tensor([-0.5 * math.log(2), 0.0]))
+
+
+def test_log_probabilities_are_rewarded_once() -> None:
+    """A layer that layer drop skips next has no samples, and no loss of the batch before."""
+    alignment = ReinforceAlignment()
+    alignment.store_log_probs(torch.tensor([-1.0, -2.0]))
+    assert alignment.policy_loss(torch.tensor([-3.0, -5.0])) != 0
+    assert alignment.policy_loss(torch.tensor([-3.0, -5.0])) == 0

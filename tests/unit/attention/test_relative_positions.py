@@ -14,6 +14,7 @@ from dragoman.attention.relative_positions import (
     AlibiBias,
     RotaryEmbedding,
     ShawRelativeKeys,
+    T5Positions,
     T5RelativeBias,
     TransformerXLBias,
     alibi_slopes,
@@ -332,3 +333,10 @@ def test_biases_start_small_and_relative_keys_as_large_as_embeddings() -> None:
         assert weight.std().item() == pytest.approx(0.02, rel=0.2)
     assert ShawRelativeKeys(64).weight.shape == (33, 64)
     assert ShawRelativeKeys(64).weight.std().item() == pytest.approx(0.125, rel=0.1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_t5_positions_know_whether_their_layer_is_causal(causal: bool) -> None:
+    """A decoder spends all buckets on earlier positions."""
+    bias = T5Positions.build_relative_position(heads=2, head_width=4, causal=causal)
+    assert len(bias.bucket(torch.arange(-200, 1)).unique()) == (32 if causal else 16)

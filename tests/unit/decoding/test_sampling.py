@@ -179,3 +179,19 @@ def test_lines_without_numbers_are_numbered_by_their_place() -> None:
 def test_an_impossible_epsilon_is_reported(epsilon: float) -> None:
     with pytest.raises(ConfigError, match=f"less than 1; found {epsilon}"):
         Sampling(epsilon=epsilon)
+
+
+def test_every_sample_has_the_limit_and_the_prefix_of_its_own_line() -> None:
+    limits, prefixes = [2, 5], [[4], [5, 6]]
+    found = search(
+        TableModel(peak=0.3, end=-9.0),
+        torch.tensor([3, 4]),
+        limits=limits,
+        prefixes=prefixes,
+        strategy=Sampling(samples=8, distinct=False),
+    )
+    for samples, limit, prefix in zip(found, limits, prefixes, strict=True):
+        assert len(samples) == 8
+        for sample in samples:
+            assert sample.tokens[: len(prefix)] == prefix
+        assert max(len(sample.tokens) for sample in samples) == limit

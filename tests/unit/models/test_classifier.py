@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import record
+from dragoman.attention.attention_pooling import overlap_penalty
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.models.classifier import (
@@ -52,9 +53,9 @@ MEMBERS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(name: str, encoder: str = "") -> ClassifierModel:
+def build(name: str, encoder: str = "", **more: Any) -> ClassifierModel:
     torch.manual_seed(0)
-    settings = MEMBERS[name]
+    settings = MEMBERS[name] | more
     encoder = encoder or ("gru" if name == "last" else "bigru")
     classify = ClassifyConfig(**settings)
     assert not list(classify.problems())
@@ -282,3 +283,45 @@ def test_the_mean_of_the_attributes_vectors_is_a_feature_of_the_text() -> None:
     tokens, mask, _ = inputs(classifier)
     classifier(tokens, mask)
     torch.testing.assert_close(seen["features"][:, 8:], seen["vectors"].mean(dim=1))
+
+
+@pytest.mark.parametrize("name", ["max", "mean", "labels", "documents by label"])
+@torch.no_grad()
+def test_dropout_of_pooled_features_leaves_the_biases(name: str) -> None:
+    """With a probability of 1 nothing else is left, behind a hidden layer too."""
+    classifier = build(name)
+    classifier.dropout, classifier.bag = 1.0, None
+    output = classifier.output if classifier.label_output is None else classifier.label_output
+    for layer in (output, classifier.hidden):
+        if layer is not None:
+            torch.nn.init.normal_(layer.bias)
+    logits = classifier(*inputs(classifier))
+    torch.testing.assert_close(logits, output.bias.expand_as(logits))
+
+
+@torch.no_grad()
+def test_attributes_are_predicted_from_dropped_features() -> None:
+    classifier = build("attributes")
+    classifier.dropout = 1.0
+    torch.nn.init.normal_(classifier.attribute_output.bias)
+    found = classifier.classify(*inputs(classifier)).attributes
+    torch.testing.assert_close(found, classifier.attribute_output.bias.expand_as(found))
+
+
+@pytest.mark.parametrize(("hierarchical", "path"), [(False, "pooling"), (True, "sentences")])
+def test_the_overlap_penalty_is_weighted(hierarchical: bool, path: str) -> None:
+    classifier = build("structured", hierarchical=hierarchical, overlap_penalty=0.25)
+    losses = dict[str, Tensor]()
+    with record(classifier) as notes:
+        classifier.classify(*inputs(classifier), losses=losses)
+    expected = 0.25 * overlap_penalty(notes[path].weights.squeeze(1)).sum()
+    torch.testing.assert_close(losses["overlap"], expected)
+
+
+def test_settings_of_pooling_and_ngrams_reach_their_layers() -> None:
+    classify = ClassifyConfig(score_width=5, ngrams=1, ngram_dropout=0.3)
+    model = ModelConfig(encoder=("gru",), width=8, heads=2)
+    sizes = ClassifierSizes(vocab_size=VOCABULARY, labels=LABELS, ngram_features=11)
+    classifier = build_classifier(model, classify, sizes)
+    assert classifier.pooling.hidden.out_features == 5
+    assert classifier.bag.dropout == 0.3

@@ -168,3 +168,13 @@ def test_the_shorter_of_limit_and_window_is_read() -> None:
         109.0,
     ]
     assert replace(state, limit=2).recent("key", 3, window=4).size(-2) == 5
+
+
+def test_selected_beams_keep_the_source_of_their_sentence() -> None:
+    state = DecoderState(
+        recurrent={"row": torch.arange(6.0).unsqueeze(1)},  # three beams of two sentences
+        memory={"key": torch.tensor([[[10.0]], [[20.0]]])},
+    )
+    found = state.select(torch.tensor([1, 2, 5]))
+    assert found.recurrent["row"].flatten().tolist() == [1, 2, 5]
+    assert found.memory["key"].flatten().tolist() == [10, 10, 20]

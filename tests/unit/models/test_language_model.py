@@ -359,3 +359,21 @@ def test_weight_dropout_masks_hidden_weights_in_training_only() -> None:
 def test_blocks_that_need_an_encoder_are_rejected(blocks: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("*", r"\*")):
         build_language_model(ModelConfig(decoder=blocks, width=16, heads=4), vocab_size=VOCAB)
+
+
+def test_the_output_of_a_segment_is_given_before_and_after_dropout() -> None:
+    """Activation regularization reads both; the logits are those after dropout."""
+    torch.manual_seed(0)
+    model = build("lstm", dropout=LanguageDropout(output=0.5)).train()
+    raw, hidden, _ = model.decode_segment(tokens(2, 20), {})
+    dropped = hidden == 0
+    assert 0.4 < dropped.float().mean() < 0.6
+    assert raw.all()
+    torch.testing.assert_close(hidden[~dropped], 2 * raw[~dropped])
+
+
+def test_max_distance_is_that_of_every_layer() -> None:
+    settings = {"width": 16, "heads": 4, "dropout": 0.0} | BLOCKS["transformer_xl"]
+    model = build_language_model(ModelConfig(**settings), vocab_size=VOCAB, max_distance=5)
+    biases = [each for each in model.modules() if isinstance(each, TransformerXLBias)]
+    assert [bias.max_distance for bias in biases] == [5, 5]

@@ -18,7 +18,7 @@ from dragoman.layers.feed_forward import ChunkedFeedForward, FeedForward
 from dragoman.layers.reversible import run_sublayers
 from dragoman.models import reformer_blocks
 from dragoman.models.base_block import BuildContext
-from dragoman.models.factory import build_model
+from dragoman.models.factory import build_model, build_stack
 from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.models.reformer_blocks import Reformer
 
@@ -371,3 +371,20 @@ def test_buckets_follow_the_longest_sequence_unless_they_are_given() -> None:
         (run,) = (block for _, block in model.encoder.blocks())
         assert isinstance(run, Reformer)
         assert [layer.self.buckets for _, layer in run.layers()] == [buckets]
+
+
+def test_settings_of_heads_biases_and_chunks_reach_the_layers() -> None:
+    config = ModelConfig(
+        encoder=("reformer(ffn_chunks=3)",),
+        width=8,
+        heads=2,
+        head_width=6,
+        attention_bias=False,
+        ffn_bias=False,
+    )
+    stack = build_stack(config, config.encoder, "model.encoder", causal=False, memory_width=None)
+    layer = stack.get_submodule("0.0")
+    assert (layer.self.head_width, layer.self.output.in_features, layer.ffn.chunks) == (6, 12, 3)
+    names = [name for name, _ in layer.named_parameters() if "norm" not in name]
+    assert names
+    assert not [name for name in names if "bias" in name]

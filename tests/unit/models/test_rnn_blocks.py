@@ -7,7 +7,7 @@ import torch
 from recurrent_kit import MASK, D, build_context, copy_weights
 from torch import Tensor, nn
 
-from dragoman.attention import edit, heads_off, record
+from dragoman.attention import SmoothedSoftmax, edit, heads_off, record
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig, read_config
 from dragoman.decoding.beam_search import BeamSearch
@@ -20,7 +20,14 @@ from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.rnn_blocks import GRULayer, LSTMLayer, RNNLayer, SlicedRNNLayer, SRULayer
+from dragoman.models.rnn_blocks import (
+    BiGRULayer,
+    GRULayer,
+    LSTMLayer,
+    RNNLayer,
+    SlicedRNNLayer,
+    SRULayer,
+)
 from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS
 
@@ -734,3 +741,21 @@ def test_weights_load_into_a_meta_model() -> None:
     empty.load_state_dict(whole.state_dict(), assign=True)
     src, tgt = torch.randint(4, 9, (2, 5)), torch.randint(4, 9, (2, 3))
     assert empty(src, tgt, MASK).equal(whole(src, tgt, MASK))
+
+
+def test_options_of_attention_reach_the_alignment() -> None:
+    location = decoder(LSTMLayer, attention="location_sensitive", radius=3, smoothing=True)
+    assert location.cross.alignment.filters.kernel_size == (7,)
+    assert isinstance(location.cross.alignment.base_alignment, SmoothedSoftmax)
+    local = decoder(LSTMLayer, attention="dot", alignment="local_m", radius=2)
+    assert local.cross.alignment.radius == 2
+    assert decoder(LSTMLayer, attention="mocha", chunk_size=3).cross.alignment.chunk_size == 3
+
+
+def test_directions_and_levels_have_weights_of_their_own() -> None:
+    context = build_context(causal=False)
+    both = BiGRULayer.build(context).rnn
+    assert not set(both.forward_rnn.parameters()) & set(both.backward_rnn.parameters())
+    sliced = SlicedRNNLayer.build(context, slice_length=3, levels=3).sliced
+    assert sliced.slice_length == 3
+    assert len(set(sliced.parameters())) == 3 * 4

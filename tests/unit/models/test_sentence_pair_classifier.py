@@ -10,6 +10,8 @@ from dragoman.models.sentence_pair_classifier import (
     POOLINGS,
     SECOND_SENTENCE,
     ComparedAlignment,
+    FeedForwardReLU,
+    MLPHead,
     build_pair_model,
 )
 
@@ -138,3 +140,28 @@ def test_a_word_without_flags_starts_as_its_embedding():
     weight = build("sequence").flag_embedding.weight
     assert not weight[0].any()
     assert weight[1:].any(dim=1).all()
+
+
+@torch.no_grad()
+def test_dropout_comes_before_every_linear_layer():
+    """With a probability of 1 each reads zeros."""
+    model = build("decomposable").train()
+    read = []
+    for module in model.modules():
+        if isinstance(module, FeedForwardReLU | MLPHead):
+            module.dropout = 1.0
+            for linear in module.modules():
+                if isinstance(linear, torch.nn.Linear):
+                    torch.nn.init.ones_(linear.bias)
+                    linear.register_forward_pre_hook(lambda _, given: read.append(given[0].any()))
+    model(*inputs("decomposable"))
+    assert len(read) == 2 * 2 + 2 + 2 * 2  # F of both sentences, G of all, two classifiers
+    assert not any(read)
+
+
+@pytest.mark.parametrize(("is_scaled", "scale"), [(True, 8**0.5), (False, 1.0)])
+def test_flags_are_scaled_like_words(is_scaled, scale):
+    config = ModelConfig(encoder=("ffn",), width=8, scale_embeddings=is_scaled)
+    pairs = PairsConfig(interaction="none")
+    model = build_pair_model(config, pairs, vocab_size=20, labels=3, score_bins=0)
+    assert model.embedding.scale == model.flag_embedding.scale == pytest.approx(scale)

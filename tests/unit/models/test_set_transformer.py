@@ -198,3 +198,10 @@ def test_layers_have_the_settings_of_the_model(variant):
             assert (module.dropout, module.norm.eps) == (0.1, 1e-3), path
         if isinstance(module, MultiHead | FeedForward):
             assert not [name for name, _ in module.named_parameters() if "bias" in name], path
+
+
+@torch.no_grad()
+def test_pre_norm_pooling_without_a_decoder_ends_in_a_norm():
+    model, encoded = build("sab", residual="pre_norm"), torch.randn(2, 5, 16)
+    pooled = model.pooling(encoded, ForwardContext())
+    torch.testing.assert_close(model.pool(encoded), torch.nn.functional.layer_norm(pooled, (16,)))

@@ -36,3 +36,24 @@ def test_the_last_position_reads_as_far_as_the_dilations_reach() -> None:
     assert x.grad is not None
     read = x.grad[0].abs().sum(dim=1) > 0
     assert read.tolist() == [False] * 5 + [True] * 7  # 1 + 2 (1 + 2)
+
+
+@torch.no_grad()
+def test_dropout_follows_both_convolutions() -> None:
+    """With a probability of 1 the second reads zeros, and nothing is added to the input."""
+    torch.manual_seed(0)
+    config = ModelConfig(width=4, encoder=("tcn",), dropout=0.1)
+    stack = build_stack(config, ("tcn",), "model.encoder", causal=False, memory_width=None)
+    _, block = next(stack.blocks())
+    assert block.dropout == 0.1
+    block.dropout = 1.0
+    for part in (block.first, block.second):
+        torch.nn.init.ones_(part.bias)
+    read = []
+    block.second.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    x = torch.randn(2, 5, 4)
+    torch.testing.assert_close(stack(x, ForwardContext()), F.relu(x))
+    assert not read[0].any()
+    stack.eval()
+    assert not torch.allclose(stack(x, ForwardContext()), F.relu(x))
+    assert read[1].any()

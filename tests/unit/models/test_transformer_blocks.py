@@ -103,6 +103,8 @@ def test_heads_of_a_size_of_their_own() -> None:
 def test_norms_are_applied_to_queries_and_keys_of_cross_attention() -> None:
     torch.manual_seed(0)
     norms = (RMSNorm(4), RMSNorm(4))
+    for norm in norms:
+        nn.init.normal_(norm.weight)
     attention = CrossAttention(8, 2, norms=norms)
     x, memory = torch.randn(1, 3, 8), torch.randn(1, 5, 8)
     query = norms[0](attention.query(x).unflatten(-1, (2, 4)).transpose(1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -258,3 +259,36 @@ def test_training_in_bfloat16_on_a_cpu_gives_the_fused_numbers(
     options = {"mask": mask, "bias": bias if has_bias else None}
     fused = attend(query.detach(), key.detach(), value.detach(), **options)
     torch.testing.assert_close(attend(query, key, value, **options), fused, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [
+        (6, {}),
+        (6, {"causal": True}),
+        (6, {"mask": torch.ones(1, 1, 6, dtype=torch.bool)}),
+        (6, {"bias": torch.zeros(1, 2, 6, 6)}),
+        (6, {"window": 2}),
+        (250, {"window": 2}),  # in blocks
+    ],
+)
+def test_every_form_of_attention_has_dropout(length: int, options: dict[str, Any]) -> None:
+    """Weights sum to one, so that values of one stay ones unless weights are dropped."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4), torch.ones(4)
+    value = value.expand_as(key)
+    torch.testing.assert_close(attend(query, key, value, **options), value)
+    dropped = attend(query, key, value, dropout=0.5, **options)
+    assert (dropped - 1).abs().max() > 0.1
+
+
+def test_training_in_bfloat16_on_a_cpu_takes_scale_and_dropout() -> None:
+    torch.manual_seed(0)
+    query, key = (torch.randn(1, 2, 6, 16, dtype=torch.bfloat16) for _ in range(2))
+    value = torch.eye(6, 16, dtype=torch.bfloat16).expand_as(key)
+    query.requires_grad_()
+    weights = attend(query, key, value, scale=1.0)[..., :6]
+    torch.testing.assert_close(
+        weights.float(), (query.float() @ key.float().mT).softmax(-1), atol=0.02, rtol=0.05
+    )
+    assert (attend(query, key, value, dropout=0.5)[..., :6] == 0).float().mean() > 0.2

@@ -39,3 +39,20 @@ def test_cells_equal_pytorch() -> None:
             torch.testing.assert_close(
                 gru_cell(*gates, hidden), torch.gru_cell(x, hidden, *weights)
             )
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@torch.no_grad()
+def test_with_a_mask_dropout_acts_between_layers_in_training_only(
+    kind: type[nn.LSTM] | type[nn.GRU],
+) -> None:
+    """With a probability of 1 the second layer reads zeros."""
+    torch.manual_seed(3)
+    module = kind(6, 8, num_layers=2, batch_first=True, dropout=1.0)
+    x, mask = torch.randn(2, 5, 6), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    states = tuple(torch.zeros(2, 2, 8) for _ in range(2 if kind is nn.LSTM else 1))
+    top, other_top = (run_rnn(module, each, states, mask=mask)[0] for each in (x, -x))
+    assert torch.equal(top[mask], other_top[mask])
+    module.eval()
+    found = run_rnn(module, x, states, weight_dropout=0.5, mask=mask)[0]
+    torch.testing.assert_close(found[mask], run_rnn(module, x, states)[0][mask])

@@ -24,8 +24,10 @@ from dragoman.errors import ConfigError
 from dragoman.runs.time_budget import trained_seconds
 from dragoman.runtime import signals
 from dragoman.tasks.translation import TranslationTask
+from dragoman.training import data_loader, train_step
 from dragoman.training import trainer as trainer_module
 from dragoman.training.checkpointer import Checkpointer
+from dragoman.training.data_loader import derive_seed
 
 
 @pytest.fixture(autouse=True)
@@ -699,3 +701,45 @@ def test_tensorboard_is_written_beside_the_run_when_asked_for(tmp_path) -> None:
     assert set(found.Tags()["scalars"]) == {"valid/loss", *(f"train/{name}" for name in steps)}
     rates = [record["lr"] for record in log_of(tmp_path) if "lr" in record]
     assert [event.value for event in found.Scalars("train/lr")] == pytest.approx(rates)
+
+
+def test_text_and_dropout_are_seeded_by_the_seed_of_the_run(tmp_path, monkeypatch) -> None:
+    seeds = []
+
+    def recorded(run_seed, *position):
+        seeds.append(run_seed)
+        return derive_seed(run_seed, *position)
+
+    for module in (train_step, data_loader):
+        monkeypatch.setattr(module, "derive_seed", recorded)
+    train(tmp_path, seed=11, steps=2)
+    assert seeds == [11] * 4  # a text and a forward pass for each step
+
+
+def test_gradient_accumulation_takes_so_many_micro_batches_a_step(tmp_path) -> None:
+    trainer, _ = train(tmp_path / "one", steps=2, gradient_accumulation=1)
+    other, _ = train(tmp_path / "three", steps=2, gradient_accumulation=3)
+    assert (trainer.state.batch, other.state.batch) == (2, 6)
+    assert other.state.examples_seen > 2 * trainer.state.examples_seen
+
+
+def test_excluded_steps_change_nothing_but_the_position(tmp_path) -> None:
+    with RunDirectory(tmp_path) as run:
+        trainer = tiny_trainer(run, steps=1, ema_decay=0.0)
+        trainer.state.divergence.excluded_steps.add(1)
+        before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+        trainer.fit()
+    assert all(torch.equal(each, before[name]) for name, each in trainer.model.state_dict().items())
+    assert (trainer.state.step, trainer.state.batch, trainer.state.applied_steps) == (1, 1, 0)
+    assert [each for each in log_of(tmp_path) if each.get("excluded")]
+
+
+def test_a_resumed_run_remembers_what_fits_in_memory(tmp_path) -> None:
+    with RunDirectory(tmp_path) as run:
+        trainer = tiny_trainer(run, steps=1)
+        trainer._step.oom_splitter.token_limits["9x9"] = 40
+        trainer.fit()
+    resumed, _ = train(tmp_path, steps=2, resume=True)
+    assert resumed._step.oom_splitter.token_limits == {"9x9": 40}
+    resumed._step.oom_splitter.token_limits["8x8"] = 30
+    assert resumed.state.token_limits == {"9x9": 40, "8x8": 30}
