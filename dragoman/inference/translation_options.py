@@ -103,7 +103,8 @@ class TranslationOptions:
                 f"found no_repeat_ngram_size={self.no_repeat_ngram_size!r:.60} with constraints; "
                 "keep one"
             )
-        problems += constraint_problems(self.constraints)
+        if self.constraints != ():
+            problems += constraint_problems(self.constraints)
         if self.sample and self.beam is not None:
             problems.append(
                 "beam belongs to search and not to sampling; "
