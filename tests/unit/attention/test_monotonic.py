@@ -434,3 +434,20 @@ def test_the_offset_is_part_of_the_probability_of_a_stop() -> None:
     alignment = MonotonicAlignment(offset=-1.0)
     found = alignment.stop_probabilities(torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(found, torch.tensor([1.0, 0.0]).sub(1.0).sigmoid())
+
+
+@torch.no_grad()
+def test_beams_of_mocha_read_the_keys_of_their_own_sentence() -> None:
+    torch.manual_seed(0)
+    widths = {"query_width": 3, "key_width": 4, "score_width": 5}
+    attention = Mechanism(AdditiveScore(**widths), MochaAlignment(**widths, noise=0.0))
+    attention = attention.double().train()  # a head that may stop at any key
+    memory, query = torch.randn(2, 6, 4).double(), torch.randn(6, 1, 3).double()
+    prepared = attention.prepare(key=memory, value=memory)
+    rows = torch.arange(6) // 3  # three beams of two sentences
+    separate = attention.prepare(key=memory[rows], value=memory[rows])
+    state = attention.start(separate)
+    expected, _ = attention.step(query, separate, state)
+    found, _ = attention.step(query, prepared, state)
+    torch.testing.assert_close(found.weights, expected.weights)
+    torch.testing.assert_close(found.context, expected.context)

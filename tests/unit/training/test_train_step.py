@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 
 import numpy as np
@@ -245,3 +246,21 @@ def test_an_error_in_the_model_is_not_hidden_and_leaves_no_gradient() -> None:
     with pytest.raises(ValueError, match="no such thing"):
         step(make_global_batch([[0]]), lr=0.1, requests=StepRequests())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(bad: float) -> None:
+    model = tiny_model().train()
+    step, task = make_step(model), TranslationTask(smoothing=0.1)
+
+    class BadTask:
+        def loss(self, model, batch):
+            loss = task.loss(model, batch)
+            return dataclasses.replace(loss, total=loss.total + bad)
+
+    step.task = BadTask()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    metrics = step(make_global_batch([[0, 1]]), lr=0.1, requests=StepRequests()).read()
+    assert not metrics.is_finite
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
