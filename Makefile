@@ -22,6 +22,7 @@ setup: .venv/installed
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m compileall -q dragoman
 	@touch $@
 
 demo: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import inspect
 import logging
@@ -119,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to_stderr()
     show_notes(True)
     try:
-        result = build_command(app)(arguments, prog_name="dragoman", standalone_mode=False)
+        command = build_command(_keep_named_command(app, arguments))
+        result = command(arguments, prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         result = _report_error(error, arguments)
@@ -251,6 +253,23 @@ class _StderrHandler(logging.Handler):
             print(escape_unprintable(record.getMessage(), lines=True), file=sys.stderr, flush=True)
         else:
             print_note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _keep_named_command(app: typer.Typer, arguments: Sequence[str]) -> typer.Typer:
+    """Return the app with the command that the arguments start with alone, if they name one.
+
+    Building all commands takes typer several times as long as building one.
+    """
+    named = [
+        each
+        for each in app.registered_commands
+        if (each.name or getattr(each.callback, "__name__", None)) == next(iter(arguments), "")
+    ]
+    if not named:
+        return app
+    kept = copy.copy(app)
+    kept.registered_commands, kept.registered_groups = named, []
+    return kept
 
 
 def build_command(app: typer.Typer) -> Any:
