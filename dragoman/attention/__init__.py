@@ -18,10 +18,6 @@ if TYPE_CHECKING:
         SinusoidalHalvesPositions as SinusoidalHalvesPositions,
     )
     from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
-    from dragoman.attention.alignment_functions import Alignment as Alignment
-    from dragoman.attention.alignment_functions import HardAlignment as HardAlignment
-    from dragoman.attention.alignment_functions import SmoothedSoftmax as SmoothedSoftmax
-    from dragoman.attention.alignment_functions import Softmax as Softmax
     from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
@@ -73,6 +69,10 @@ if TYPE_CHECKING:
     from dragoman.attention.score_functions import NormedAdditiveScore as NormedAdditiveScore
     from dragoman.attention.score_functions import ScaledDotScore as ScaledDotScore
     from dragoman.attention.score_functions import Score as Score
+    from dragoman.attention.softmax_and_hard_alignment import Alignment as Alignment
+    from dragoman.attention.softmax_and_hard_alignment import HardAlignment as HardAlignment
+    from dragoman.attention.softmax_and_hard_alignment import SmoothedSoftmax as SmoothedSoftmax
+    from dragoman.attention.softmax_and_hard_alignment import Softmax as Softmax
     from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
     from dragoman.attention.softmax_gates import (
         MultiDimensionalPooling as MultiDimensionalPooling,
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from dragoman.attention.softmax_gates import PositionGate as PositionGate
 
 _HOMES = {
-    "alignment_functions": (
+    "softmax_and_hard_alignment": (
         "Alignment",
         "HardAlignment",
         "SmoothedSoftmax",

@@ -49,15 +49,15 @@ SCORES = Registry(
 ALIGNMENTS = Registry(
     "alignment",
     softmax=Entry(
-        "dragoman.attention.alignment_functions:Softmax",
+        "dragoman.attention.softmax_and_hard_alignment:Softmax",
         "Softmax over all keys that the mask allows (global attention).",
     ),
     smoothed=Entry(
-        "dragoman.attention.alignment_functions:SmoothedSoftmax",
+        "dragoman.attention.softmax_and_hard_alignment:SmoothedSoftmax",
         "Normalized sigmoid of the scores: flatter than a softmax (Chorowski).",
     ),
     hard=Entry(
-        "dragoman.attention.alignment_functions:HardAlignment",
+        "dragoman.attention.softmax_and_hard_alignment:HardAlignment",
         "Hard attention: one key, sampled in training, the best in evaluation (Xu).",
         exempt={
             "gradients": "an argmax has no gradient; training uses the softmax's (straight-through)"

@@ -1,4 +1,7 @@
-"""Monotonic attention (Raffel et al. 2017) and monotonic chunkwise attention (MoChA)."""
+"""Monotonic attention (Raffel et al. 2017) and monotonic chunkwise attention (MoChA).
+
+The expected alignments of training are computed in `ops/monotonic_attention.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.alignment_functions import Alignment, AlignmentState
 from dragoman.attention.score_functions import AdditiveScore
+from dragoman.attention.softmax_and_hard_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax
 from dragoman.ops.monotonic_attention import expected_alignment

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention import masks
-from dragoman.attention.alignment_functions import Alignment, AlignmentState
 from dragoman.attention.argument_checks import (
     check_key_mask,
     check_mask,
@@ -17,6 +16,7 @@ from dragoman.attention.argument_checks import (
 )
 from dragoman.attention.hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.score_functions import Score
+from dragoman.attention.softmax_and_hard_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import build_attention_mask, masked_softmax
 

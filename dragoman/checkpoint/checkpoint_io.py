@@ -1,6 +1,8 @@
 """Read and write checkpoints: safetensors files of the parts or their shards, state.json, manifest.
 
-The tensors come from `training/checkpointer.py`; state.json is `TrainState.state_dict`.
+The tensors come from `training/checkpointer.py`; state.json is `TrainState.state_dict`. A resuming
+run opens the newest intact checkpoint (`RunDirectory.latest`): `open_checkpoint` verifies its files
+by SHA-256 (`verify_files` in `storage/manifest.py`).
 """
 
 from __future__ import annotations
@@ -231,7 +233,8 @@ def list_steps(run: Path) -> list[int]:
 def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
     """Open a checkpoint after its files were compared with the sizes and SHA-256 of its manifest.
 
-    Raise CorruptError naming the first damaged file.
+    `sizes_only` leaves out the SHA-256, for a checkpoint that was just written. Raise CorruptError
+    naming the first damaged file.
     """
     if path.is_symlink():  # its target may belong to another run and must not be pruned
         raise manifest.corrupt_file_error(path, "a symbolic link")

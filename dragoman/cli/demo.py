@@ -16,7 +16,7 @@ from dragoman.training.progress_display import format_duration
 
 if TYPE_CHECKING:
     from dragoman.demo.dates import DatePair
-    from dragoman.demo.run import DemoResult
+    from dragoman.demo.training_and_evaluation import DemoResult
     from dragoman.inference import Translator
 
 # Sentences for the built-in model, with the language that they are translated into.
@@ -50,7 +50,12 @@ def demo(
 ) -> None:
     """Translate with the built-in model, then train one on dates in two minutes."""
     from dragoman.demo.dates import LOCALES, DateWriter
-    from dragoman.demo.run import check_demo, evaluate_dates, pick_examples, train_demo
+    from dragoman.demo.training_and_evaluation import (
+        check_demo,
+        evaluate_dates,
+        pick_examples,
+        train_demo,
+    )
     from dragoman.training.progress_display import open_progress
 
     require_parent_writable(out / "model")

@@ -1,4 +1,4 @@
-"""Random masks of language-model objectives, pure functions of a key: MLM, PLM and SOP.
+"""Inputs of masked (MLM), permuted (PLM) and sentence-order (SOP) objectives, functions of a key.
 
 All rows of a batch have the same number of predicted tokens, so that batches have few shapes.
 """

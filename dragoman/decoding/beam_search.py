@@ -1,6 +1,7 @@
 """Beam search: the loop of decoder step, beam step and cache reorder, on any device.
 
-The beam search step itself (candidates to new beams) is `beam_state.py`.
+The beam search step itself (candidates to new beams) is `beam_state.py`: finished hypotheses leave
+the beam in `BeamState.advance`, finished sentences leave the batch in `BeamState.compact`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dragoman.ops.topk import TopK
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """Keep the `size` best hypotheses at each step; a finished one keeps its beam slot.
+    """Keep the `size` best hypotheses at each step; the slot of a finished one stays empty.
 
     So a beam of one is greedy search, and a sentence ends after at most `size` finished hypotheses.
     It ends earlier once `nbest` are finished and no unfinished one can still score better than the

@@ -1,4 +1,4 @@
-"""BLEU, chrF and TER by sacreBLEU, each with its signature."""
+"""BLEU, chrF and TER by sacreBLEU, each with its signature; BLEU's tokenizer is chosen here."""
 
 from __future__ import annotations
 

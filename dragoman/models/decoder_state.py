@@ -2,7 +2,8 @@
 
 `DecoderState.select` gathers arbitrary rows. Beam search uses two cheaper forms: `reorder` moves
 hypotheses within their sentence and leaves the source tensors alone, `keep` drops finished
-sentences.
+sentences. The CPU and CUDA engines reorder caches of their own: `inference/cpu/cpp_kv_cache.py`,
+`inference/cpu/torch_kv_cache.py` and `inference/cuda/`.
 """
 
 from __future__ import annotations

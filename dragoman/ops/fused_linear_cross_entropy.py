@@ -1,4 +1,5 @@
-"""Output projection and cross-entropy loss in one operation, without storing all logits.
+"""Output projection and label-smoothed cross-entropy loss in one operation, without storing all
+logits.
 
 One loop over chunks serves the plain loss and the losses of two passes over the same targets,
 R-Drop and SimCut.

@@ -35,7 +35,7 @@ from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.runs.validation_split import is_held_out
 from dragoman.runtime import signals
-from dragoman.runtime.seeds import isolated_rng
+from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage.atomic_write import replace_file
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json

@@ -22,7 +22,7 @@ from dragoman.attention.hooks import is_recording
 from dragoman.data.collate import TensorBatch
 from dragoman.runtime.cuda_graph_capture import CudaGraphCapturer
 from dragoman.runtime.out_of_memory import is_out_of_memory
-from dragoman.runtime.seeds import seed_generators
+from dragoman.runtime.random_generators import seed_generators
 from dragoman.training.task_protocol import Loss
 
 logger = logging.getLogger(__name__)

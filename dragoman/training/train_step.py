@@ -22,7 +22,7 @@ from dragoman.data.collate import TensorBatch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.out_of_memory import RETRY_FRACTION, is_out_of_memory, release_memory
-from dragoman.runtime.seeds import default_generators
+from dragoman.runtime.random_generators import default_generators
 from dragoman.storage import fault_injection
 from dragoman.training.cuda_graphs import CUDAGraphRunner
 from dragoman.training.data_loader import GlobalBatch, derive_seed

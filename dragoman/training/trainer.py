@@ -21,7 +21,7 @@ from dragoman.data.batch_plan import Plan
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
 from dragoman.runtime import signals, tolerant_streams
-from dragoman.runtime.seeds import isolated_rng
+from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage import fault_injection
 from dragoman.training.checkpointer import Checkpointer
 from dragoman.training.data_loader import CollateFunction, DataLoader, GlobalBatch, derive_seed

@@ -119,7 +119,8 @@ MISTAKES = [
 RUN = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
-import dragoman.demo.run, dragoman.evaluate.system_comparison, dragoman.runs.output_directory
+import dragoman.demo.training_and_evaluation
+import dragoman.evaluate.system_comparison, dragoman.runs.output_directory
 from dragoman.cli.app import main
 
 for words in json.loads(sys.argv[1]):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.demo import run
+from dragoman.demo import training_and_evaluation as run
 from dragoman.demo.dates import DatePair, make_date_splits
 from dragoman.errors import StoppedError
 from dragoman.explain.explanation import Explanation

@@ -2,8 +2,8 @@
 
 A platform wheel has a library for each instruction set, and the best that the processor supports is
 loaded. Otherwise the sources are compiled for this processor with the machine's C++ compiler and
-kept in the cache directory, from which they are loaded only if they can be trusted: their hash,
-owner and mode are checked by `read_cached` of `storage/cache_directory.py`.
+kept in the cache directory, from which they are loaded only if they can be trusted: the library's
+SHA-256, owner and mode are checked by `read_cached` of `storage/cache_directory.py`.
 `DRAGOMAN_KERNELS=native` compiles even where the wheel has libraries.
 
 Without either, PyTorch's operations run instead: the same output, more slowly, with one warning.

@@ -15,7 +15,7 @@ from dragoman.attention import SelfAttention, edit, heads_off, record
 from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.collate import Batch, make_batch
 from dragoman.models.factory import build_model
-from dragoman.runtime.seeds import seed_generators
+from dragoman.runtime.random_generators import seed_generators
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE, CUDAGraphRunner
 from dragoman.training.task_protocol import Loss

@@ -41,7 +41,7 @@ from dragoman.tasks.base import (
     TrainingTask,
     padded_length,
 )
-from dragoman.tasks.set_objectives import (
+from dragoman.tasks.set_input_objectives import (
     Clustering,
     Counting,
     Regression,

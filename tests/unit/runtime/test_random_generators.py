@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import dragoman
-from dragoman.runtime.seeds import isolated_rng, seed_generators
+from dragoman.runtime.random_generators import isolated_rng, seed_generators
 
 
 def test_seed_generators_equals_torch_manual_seed() -> None:
