@@ -73,12 +73,15 @@ def pop_lost_streams() -> dict[str, str]:
 
 
 def open_missing_descriptors() -> None:
-    """Open /dev/null for closed standard descriptors, so that no other file takes their numbers."""
+    """Open /dev/null for closed standard descriptors, so that no other file takes their numbers.
+
+    stdout is opened for reading: results written to it are lost, so writing them must fail.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
+            opened = os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)

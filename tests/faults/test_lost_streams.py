@@ -233,6 +233,19 @@ def test_a_command_s_result_does_not_depend_on_its_stderr(arguments: list[str]) 
     assert (deaf.returncode, deaf.stdout) == (whole.returncode, whole.stdout)
 
 
+def test_results_that_no_stdout_takes_are_an_error() -> None:
+    """`dragoman translate >&-` ended with 0, as if its output had gone somewhere."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 1>&-', "sh", sys.executable, "-m", "dragoman", "settings"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 74
+    assert "Bad file descriptor" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_command_ends_quietly_when_nobody_reads_its_results() -> None:
     reader, writer = os.pipe()
     os.close(reader)

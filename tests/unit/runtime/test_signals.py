@@ -184,6 +184,7 @@ def test_only_commands_worth_saving_get_handlers(monkeypatch, words, installed):
 
     monkeypatch.setattr(sys, "argv", ["dragoman", *words])
     monkeypatch.setattr(app, "main", lambda: 7)
+    monkeypatch.setattr(__main__, "exit_without_teardown", sys.exit)
     with pytest.raises(SystemExit) as caught:
         __main__.main()
     assert caught.value.code == 7
