@@ -56,7 +56,7 @@ from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.base import TrainingTask
 from dragoman.tasks.gaussian_mixture import fit_by_em
 from dragoman.tasks.sentence_pairs import PairsTask
-from dragoman.tasks.set_input_problems import SetBatch, SetsTask
+from dragoman.tasks.sets import SetBatch, SetsTask
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 from dragoman.training.trainer import Trainer

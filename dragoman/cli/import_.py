@@ -53,7 +53,7 @@ def import_(
     texts = read_sentences(check) if check else []
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.exchange.marian_import import import_marian
+    from dragoman.exchange.huggingface_import import import_marian
 
     made = import_marian(directory, out, texts=texts, src_lang=src_lang, tgt_lang=tgt_lang)
     if json:

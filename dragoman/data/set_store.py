@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.set_problems import GeneratedProblem, SetArrays
+from dragoman.data.synthetic_sets import GeneratedProblem, SetArrays
 from dragoman.runtime.counter_rng import derive_key, permutation
 
 BUCKET_WIDTH = 64  # padded sizes of a problem with buckets are multiples of it

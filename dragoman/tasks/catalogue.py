@@ -14,5 +14,5 @@ TASKS = Registry(
     classify=Entry("dragoman.tasks.classification:ClassificationTask", "Classification of texts"),
     tag=Entry("dragoman.tasks.tagging:TaggingTask", "Tagging of words or characters"),
     pairs=Entry("dragoman.tasks.sentence_pairs:PairsTask", "Relation of two sentences"),
-    sets=Entry("dragoman.tasks.set_input_problems:SetsTask", "Functions of sets"),
+    sets=Entry("dragoman.tasks.sets:SetsTask", "Functions of sets"),
 )

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
 from dragoman.errors import DragomanError
-from dragoman.exchange import marian_import
+from dragoman.exchange import huggingface_import
 from dragoman.exchange.huggingface_export import save_hugging_face
-from dragoman.exchange.marian_import import import_marian
+from dragoman.exchange.huggingface_import import import_marian
 
 pytest.importorskip("transformers")
 
@@ -292,7 +292,7 @@ def test_a_damaged_directory_ends_in_one_line_and_leaves_nothing(
     theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
     spoil(theirs)
     monkeypatch.setattr(
-        marian_import, "is_installed", lambda _: False
+        huggingface_import, "is_installed", lambda _: False
     )  # damage is found by our own reading
     before = sorted(theirs.iterdir())
     with pytest.raises(DragomanError, match=found) as caught:
@@ -328,13 +328,13 @@ def test_several_files_of_weights_are_read(sound: Path, tmp_path: Path) -> None:
 def test_an_import_that_translates_otherwise_is_not_kept(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = marian_import._map_weights
+    real = huggingface_import._map_weights
 
     def wrong(*arguments: Any) -> Any:
         weights = real(*arguments)
         return weights | {"encoder.norm.bias": weights["encoder.norm.bias"] + 1}
 
-    monkeypatch.setattr(marian_import, "_map_weights", wrong)
+    monkeypatch.setattr(huggingface_import, "_map_weights", wrong)
     assert main(["import", str(sound), "--out", str(tmp_path / "mine")]) == 65
     [line] = capsys.readouterr().err.splitlines()
     assert "nothing was kept" in line
@@ -378,7 +378,7 @@ def test_texts_beyond_the_positions_of_the_original_are_not_compared(
 def test_a_killed_import_is_swept_away_by_the_next(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marian_import, "is_installed", lambda _: False)
+    monkeypatch.setattr(huggingface_import, "is_installed", lambda _: False)
     left = tmp_path / ".tmp-import-999999999-00ff00ff"
     (left / "text").mkdir(parents=True)
     (tmp_path / ".tmp-import-mine").mkdir()

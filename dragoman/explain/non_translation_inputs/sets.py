@@ -26,8 +26,8 @@ from dragoman.explain.non_translation_inputs.base import (
 )
 from dragoman.explain.non_translation_inputs.labeled_text import BATCH_ROWS, name_classes
 from dragoman.models.set_transformer import SetTransformer
-from dragoman.tasks.set_input_objectives import Clustering, Counting, Regression, SetClassification
-from dragoman.tasks.set_input_problems import SetsTask
+from dragoman.tasks.set_objectives import Clustering, Counting, Regression, SetClassification
+from dragoman.tasks.sets import SetsTask
 
 _POOLING = "pooling.pool.cross"
 _MORE_COUNTS = 16  # counts above the size of a set that may be probable

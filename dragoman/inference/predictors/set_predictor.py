@@ -16,7 +16,7 @@ from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.set_transformer import SetTransformer
-from dragoman.tasks.set_input_problems import SetsTask
+from dragoman.tasks.sets import SetsTask
 
 if TYPE_CHECKING:
     from dragoman.explain.non_translation_inputs.base import TaskInput

@@ -14,7 +14,7 @@ import torch
 
 from dragoman.config import read_config
 from dragoman.tasks.sentence_pairs import PairsTask
-from dragoman.tasks.set_input_problems import SetsTask
+from dragoman.tasks.sets import SetsTask
 
 ROOT = Path(__file__).resolve().parents[3]
 

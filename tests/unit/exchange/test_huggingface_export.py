@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_hugging_face
-from dragoman.exchange.marian_import import import_marian
+from dragoman.exchange.huggingface_import import import_marian
 from dragoman.exchange.parity import Parity
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model

@@ -11,7 +11,7 @@ from dragoman.config.sets import SetsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction
-from dragoman.tasks.set_input_problems import SetsTask
+from dragoman.tasks.sets import SetsTask
 
 
 def model_of(*records: Record, **sets) -> SetModel:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dragoman.data import set_problems
+from dragoman.data import synthetic_sets
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.set_problems import PROBLEMS, ClusteringProblem, MaximumProblem, UniqueProblem
 from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets
+from dragoman.data.synthetic_sets import PROBLEMS, ClusteringProblem, MaximumProblem, UniqueProblem
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -39,7 +39,7 @@ def test_maximum_is_of_one_to_ten_uniform_numbers():
 
 
 def test_unique_counts_characters_and_parts_share_none(monkeypatch):
-    import dragoman.data.set_problems as module
+    import dragoman.data.synthetic_sets as module
 
     shown = []
     monkeypatch.setattr(
@@ -138,7 +138,7 @@ def test_the_digest_of_generated_sets_covers_what_they_are_a_function_of():
 
 
 def test_every_character_fills_the_same_box():
-    for character in set_problems._characters():
+    for character in synthetic_sets._characters():
         points = character[character[:, 6] > 0, :6].reshape(-1, 2)
         np.testing.assert_allclose(points.min(axis=0), 0.15, atol=1e-4)
         np.testing.assert_allclose(points.max(axis=0), 0.85, atol=1e-4)

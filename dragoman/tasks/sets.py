@@ -20,15 +20,15 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
-from dragoman.data.set_problems import (
+from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
+from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
+from dragoman.data.synthetic_sets import (
     PROBLEMS,
     ClusteringProblem,
     GeneratedProblem,
     SetArrays,
     UniqueProblem,
 )
-from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
-from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.errors import BundleError, DataError
 from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
 from dragoman.models.set_transformer import build_set_transformer
@@ -41,7 +41,7 @@ from dragoman.tasks.base import (
     TrainingTask,
     padded_length,
 )
-from dragoman.tasks.set_input_objectives import (
+from dragoman.tasks.set_objectives import (
     Clustering,
     Counting,
     Regression,

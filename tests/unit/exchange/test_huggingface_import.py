@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions
 from dragoman.bundle import Bundle
 from dragoman.errors import BundleError, CorruptError, DataError, DragomanError
-from dragoman.exchange import marian_import
+from dragoman.exchange import huggingface_import
 from dragoman.exchange.huggingface_directory_reader import read_directory
-from dragoman.exchange.marian_import import import_marian
+from dragoman.exchange.huggingface_import import import_marian
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Translator
 from dragoman.storage.verification import verify_directory
@@ -349,7 +349,7 @@ def test_existing_path_is_rejected(make: Callable[..., Path], tmp_path: Path) ->
 def test_without_transformers_nothing_is_compared(
     make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marian_import, "is_installed", lambda _: False)
+    monkeypatch.setattr(huggingface_import, "is_installed", lambda _: False)
     assert import_marian(make(), tmp_path / "mine").parity is None
 
 

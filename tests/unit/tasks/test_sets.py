@@ -14,8 +14,8 @@ from dragoman.config.sets import SetsConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.tasks.set_input_objectives import Clustering, Counting, Regression, SetClassification
-from dragoman.tasks.set_input_problems import SetsTask, SetsText
+from dragoman.tasks.set_objectives import Clustering, Counting, Regression, SetClassification
+from dragoman.tasks.sets import SetsTask, SetsText
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 
