@@ -1,4 +1,7 @@
-"""The run directory: crash-safe checkpoints, a lock, the training log and status.json."""
+"""The run directory: crash-safe checkpoints, a lock, the training log and status.json.
+
+`RunDirectory.latest` loads the newest checkpoint that verifies and quarantines damaged ones.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Length penalties: score hypotheses of different lengths so that they can be compared.
 
-BeamState in beam_state.py applies them.
+`BeamState` in beam_state.py divides log-probabilities by `divisor`, as do its C++ and Triton forms.
 """
 
 from __future__ import annotations

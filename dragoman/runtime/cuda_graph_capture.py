@@ -1,4 +1,4 @@
-"""CUDA graph capture and replay."""
+"""CUDA graph capture and replay, for training/cuda_graphs.py and inference/cuda/."""
 
 from __future__ import annotations
 

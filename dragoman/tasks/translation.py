@@ -1,6 +1,7 @@
-"""The translation task: label-smoothed cross-entropy loss, and validation by loss and BLEU.
+"""The translation task: examples, batches, loss, and validation by loss and BLEU.
 
-R-Drop and SimCut are `ConsistencyWeights` in `ops/fused_linear_cross_entropy.py`.
+Label-smoothed cross-entropy and the KL terms of R-Drop and SimCut are `linear_cross_entropy` and
+`linear_consistency_loss` in `ops/fused_linear_cross_entropy.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 With a replicated model only rank 0 reads and writes the run directory, and broadcasts what it read,
 so that no shared disk is needed. With a sharded model (FSDP) every rank writes and reads its own
-rows in a directory on a shared disk, and rank 0 alone publishes the checkpoint.
+rows in a directory on a shared disk, and rank 0 alone publishes the checkpoint. Damaged checkpoints
+are found by `RunDirectory.latest` in checkpoint/run_directory.py.
 """
 
 from __future__ import annotations
