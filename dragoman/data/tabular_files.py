@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import functools
+import itertools
 import json
 import logging
 import re
@@ -56,50 +57,58 @@ def read_tsv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableR
 def read_csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
     """Yield CSV rows; quoted fields may contain line breaks.
 
-    The delimiter is the comma, or the semicolon if only that splits the first line.
+    The delimiter is the comma, or the semicolon if only that splits the first line. A row with a
+    bad line inside is bad as a whole.
     """
-    fed = 0
-    bad: list[BadLine] = []
+    fed = start = 0  # lines read, and the first line of the current row
+    before: list[BadLine] = []
+    inside: list[BadLine] = []
 
-    def feed(first: str, source: Iterator[str | BadLine]) -> Iterator[str]:
-        nonlocal fed
-        fed = 1
-        yield first + "\n"
-        for line in source:
-            fed += 1
+    def feed(numbered: Iterable[tuple[int, str | BadLine]]) -> Iterator[str]:
+        nonlocal fed, start
+        for fed, line in numbered:
             if isinstance(line, BadLine):
-                bad.append(line)
+                (inside if start else before).append(line)
             else:
+                start = start or fed
                 yield line + "\n"
 
-    source = iter(lines)
-    first = next(source, None)
-    if first is None:
+    numbered = enumerate(lines, 1)
+    head = []  # the first good line
+    for number, line in numbered:
+        if isinstance(line, str):
+            head.append((number, line))
+            break
+        yield line
+    else:
         return
-    if isinstance(first, BadLine):
-        yield first
-        return
-    reader = csv.reader(feed(first, source), delimiter=detect_csv_delimiter(first), strict=True)
+    reader = csv.reader(
+        feed(itertools.chain(head, numbered)),
+        delimiter=detect_csv_delimiter(line),
+        strict=True,
+    )
     while True:
-        start = fed + 1
+        start, problem, values = 0, "", None
         try:
             values = next(reader, None)
         except csv.Error as error:
-            found = f"{error} (by line {fed})"
-            yield BadLine(
-                path,
-                start,
-                "broken",
+            problem = f"{error} (by line {fed})"
+        yield from before
+        before.clear()
+        if problem:
+            must, fix = (
                 "must be a row of CSV",
-                found,
                 'write a quote inside a field as ""; close every quote',
             )
-            continue
-        yield from bad
-        bad.clear()
-        if values is None:
+            yield BadLine(path, start, "broken", must, problem, fix)
+        elif inside:
+            found = f"{inside[0].found} (by line {inside[0].number})"
+            yield inside[0]._replace(number=start, found=found)
+        elif values is None:
             return
-        yield TableRow(start, values)
+        else:
+            yield TableRow(start, values)
+        inside.clear()
 
 
 def detect_csv_delimiter(first: str) -> str:

@@ -115,17 +115,19 @@ def _encode_pairs(
     ]
     for tag, text, tgt in zip(tags, src_rows, tgt_rows, strict=True):
         src = [*tag, *text]
-        notes = list(_pair_notes(text, tgt, longest=longest - len(tag), trained=trained - len(tag)))
-        pairs.append(_TokenizedPair(src, tgt, notes, max(len(src), len(tgt)) <= longest))
+        length = max(len(src), len(tgt))
+        notes = list(_pair_notes(text, tgt, length=length, longest=longest, trained=trained))
+        pairs.append(_TokenizedPair(src, tgt, notes, length <= longest))
     return pairs
 
 
-def _pair_notes(src: list[int], tgt: list[int], *, longest: int, trained: int) -> Iterator[str]:
-    """Yield what is unusual about a pair."""
+def _pair_notes(
+    src: list[int], tgt: list[int], *, length: int, longest: int, trained: int
+) -> Iterator[str]:
+    """Yield what is unusual about a pair; its length counts the tag of the source."""
     if not src or not tgt:
         empty = [name for name, row in (("source", src), ("target", tgt)) if not row]
         yield f"its {' and '.join(empty)} is empty"
-    length = max(len(src), len(tgt))
     if length > longest:
         yield f"not scored: {length:,} tokens are more than the limit of {longest:,}"
     elif length > trained:

@@ -205,6 +205,17 @@ def test_the_tag_of_the_target_language_is_a_token_of_the_source() -> None:
         assert found.log_probs == pytest.approx(expected, abs=1e-4)
         assert "trained on" in found.notes[0]
 
+    # The tag lengthens the source alone: a target as long as the model was trained on has no note.
+    longest = config.replace(data={"max_length": len(source) + 1})
+    [found] = Translator(model, tagged, longest).score(
+        ["Ein Mann"], ["Ein Mann"], target_language="en"
+    )
+    assert len(found.tokens) - 1 <= len(source) + 1
+    assert not found.notes
+    short = config.replace(data={"max_length": len(found.tokens) - 1})
+    [found] = Translator(model, tagged, short).score(["Ein"], ["Ein Mann"], target_language="en")
+    assert not found.notes
+
 
 def test_unknown_tokens_of_the_target_are_noted() -> None:
     config = CONFIG.replace(
