@@ -181,9 +181,31 @@ def _covered_chars(family: str) -> frozenset[int]:
     return frozenset()
 
 
+@functools.cache
+def _list_new_fonts() -> bool:
+    """Add fonts installed since matplotlib wrote its list of them; return whether there are any."""
+    from matplotlib import font_manager
+
+    fonts = font_manager.fontManager
+    listed = {font.fname for font in fonts.ttflist}
+    for file in set(font_manager.findSystemFonts()) - listed:
+        with contextlib.suppress(RuntimeError, OSError, ValueError):
+            fonts.addfont(file)
+    _installed_fonts.cache_clear()
+    return len(fonts.ttflist) > len(listed)
+
+
 @functools.lru_cache(maxsize=64)
 def choose_fonts(text: str) -> tuple[str, ...]:
     """Return the fewest installed families whose glyphs cover a text, matplotlib's own first."""
+    chosen, missing = _choose_listed_fonts(text)
+    if missing and _list_new_fonts():
+        chosen, _ = _choose_listed_fonts(text)
+    return chosen
+
+
+def _choose_listed_fonts(text: str) -> tuple[tuple[str, ...], set[int]]:
+    """Return the families chosen for a text, and the code points that they do not cover."""
     missing = {ord(char) for char in text if _needs_glyph(char)} - _covered_chars(_BASE_FONT)
     chosen = [_BASE_FONT]
     installed = _installed_fonts()
@@ -195,7 +217,7 @@ def choose_fonts(text: str) -> tuple[str, ...]:
         if found := missing & _covered_chars(name):
             chosen.append(name)
             missing -= found
-    return tuple(chosen)
+    return tuple(chosen), missing
 
 
 def _needs_glyph(char: str) -> bool:

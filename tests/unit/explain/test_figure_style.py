@@ -1,0 +1,60 @@
+"""Fonts of figures: those installed after matplotlib wrote its list are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from matplotlib import font_manager, ft2font
+
+from dragoman.explain import figure_style
+
+FONTS = Path(mpl.get_data_path()) / "fonts" / "ttf"
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    caches = (
+        figure_style._installed_fonts,
+        figure_style._list_new_fonts,
+        figure_style.choose_fonts,
+        figure_style._is_drawable,
+    )
+    for each in caches:
+        each.cache_clear()
+    yield
+    for each in caches:
+        each.cache_clear()
+
+
+def test_fonts_installed_after_the_list_was_written_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The warning asks to install a font, and went on after it was installed."""
+    new, damaged = FONTS / "STIXGeneral.ttf", tmp_path / "damaged.ttf"
+    damaged.write_bytes(b"not a font")
+    base = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", base)
+    added = set(ft2font.FT2Font(str(new)).get_charmap())
+    char = chr(min(added - figure_style._covered_chars("DejaVu Sans")))
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+    assert figure_style.undrawable_chars([char]) == [char]
+
+    for each in (
+        figure_style._list_new_fonts,
+        figure_style.choose_fonts,
+        figure_style._is_drawable,
+    ):
+        each.cache_clear()  # as in a new process
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(damaged), str(new)])
+    assert figure_style.undrawable_chars([char]) == []
+    assert figure_style.choose_fonts(char) == ("DejaVu Sans", "STIXGeneral")
+
+
+def test_new_fonts_are_looked_for_only_where_a_character_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: pytest.fail("slow"))
+    assert figure_style.choose_fonts("abc é Ж") == ("DejaVu Sans",)
