@@ -25,13 +25,17 @@ def fault_seed(request) -> int:
 
 
 @pytest.fixture(autouse=True)
-def default_hangup():
-    """Let processes that a test starts receive SIGHUP: one started by `nohup` inherits that it is
-    ignored.
+def default_signals():
+    """Let processes that a test starts receive SIGHUP and SIGINT.
+
+    They inherit ignored signals: `nohup` ignores SIGHUP, a shell SIGINT for a background job.
     """
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = {signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
