@@ -279,7 +279,7 @@ def _check_engine_name(
         if requested in ENGINE_NAMES
         else precision or FLOAT32
     )
-    command = f"dragoman export {bundle.path} --to ctranslate2 --quantisation {quantization}"
+    command = f"dragoman export {bundle.path} --to ctranslate2 --quantization {quantization}"
     if not candidates:
         raise ConfigError(
             [

@@ -145,7 +145,7 @@ def test_int8_is_used_only_where_it_is_asked_for(
     assert named(engine="ctranslate2") == "ctranslate2-int8"
     assert "the engine ctranslate2-int8 computes in int8: some outputs differ" in caplog.text
     for engine, fix in (
-        ("ctranslate2", "--quantisation float32"),
+        ("ctranslate2", "--quantization float32"),
         ("ctranslate2-int8", "leave out --precision"),
     ):
         with pytest.raises(
