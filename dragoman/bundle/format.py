@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from dragoman.errors import BundleError, CorruptError
+from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.registry import catalogue
 from dragoman.storage import manifest
 from dragoman.storage.atomic_write import hash_file
@@ -67,6 +68,22 @@ def box_path() -> Path:
             "a release of dragoman, which comes with one",
         )
     return BOX
+
+
+def model_paths(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    """Return the directories of a model or of an ensemble; without a path the built-in model's."""
+    if path is None:
+        return [box_path()]
+    paths = list(path) if isinstance(path, (list, tuple)) else [path]
+    for each in paths:
+        if not isinstance(each, (str, Path)):
+            raise ConfigError(
+                [
+                    "a model must be the path of a directory, or several in a list; found "
+                    f"{each!r:.40} ({type(each).__name__}); pass a path such as 'my-model'"
+                ]
+            )
+    return [Path(each) for each in paths]
 
 
 def require_bundle(path: Path) -> None:

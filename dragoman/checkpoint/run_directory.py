@@ -46,6 +46,7 @@ from dragoman.storage import manifest as manifests
 from dragoman.storage.atomic_write import replace_file
 from dragoman.storage.disk_checks import (
     DiskFullError,
+    format_bytes,
     os_errors_converted,
     require_disk_space,
     require_writable,
@@ -152,7 +153,7 @@ class RunDirectory:
             require_disk_space(
                 self.path,
                 size * max(1, self.keep_checkpoints + 1 - existing),
-                f"{self.keep_checkpoints + 1} checkpoints of {size} bytes",
+                f"{self.keep_checkpoints + 1} checkpoints of {format_bytes(size)}",
             )
 
     def save_checkpoint(

@@ -220,3 +220,9 @@ def tune(
             found="",
             fix="run the same command again to resume",
         )
+    if best is None and result.trials:
+        last = result.trials[-1]
+        found, fix = f"trial {last.number}: {last.reason}", "correct the settings or the search"
+        if not last.reason:
+            found, fix = f"trial {last.number}, which the budget ended", "raise --budget"
+        raise ConfigError([f"some trial must be complete; found {found}; {fix}"])

@@ -199,7 +199,8 @@ class TabularCorpus(Corpus):
             raise DataError(
                 "a file of pairs must be .tsv, .csv or .jsonl, plain or with .gz or .xz appended",
                 found=self.path.name,
-                fix="rename it to what it is, or use --src and --tgt for two files",
+                fix="rename it if it is one of them, else convert it, or use --src and --tgt for "
+                "two files",
             )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
+from dragoman.text.languages_and_scripts import parse_language, script_of_language
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairCo
     if not header and not wanted.src_field and not wanted.tgt_field:
         if width > 2:
             _warn_first_two_columns(path, width)
-        return PairColumns(0, 1, False, width)
+        return PairColumns(0, 1, _are_language_codes(names), width)
     src, tgt = _find_columns_by_name(path, names, wanted)
     return PairColumns(src, tgt, True, width)
 
@@ -287,6 +288,14 @@ def _looks_like_header(names: list[str], wanted: ColumnSelection) -> bool:
     }
     return sum(name.lower() in known for name in names) >= 2 or bool(
         {wanted.src_field, wanted.tgt_field} & set(names) - {""}
+    )
+
+
+def _are_language_codes(names: Sequence[str]) -> bool:
+    """Whether a row is two different language codes, such as de and en: a header, not a pair."""
+    codes = {parse_language(name).language for name in names}
+    return len(names) == len(codes) == 2 and all(
+        len(code) == 2 and script_of_language(code) is not None for code in codes
     )
 
 

@@ -12,6 +12,7 @@ from dragoman.data.compressed_files import DecompressionLimits, FileStream
 from dragoman.errors import DataError
 
 _HIGH_RUNS = re.compile(rb"[\x80-\xff]+")
+_LATIN_WORD = re.compile(rb"[A-Za-z][\xc0-\xff]|[\xc0-\xff][A-Za-z]")  # as in "Gr\xfc\xdfe"
 
 
 def guess_encoding(line: bytes) -> str:
@@ -30,6 +31,7 @@ def guess_encoding(line: bytes) -> str:
         _can_decode(line, "cp1251")
         and len(high) / len(runs) >= 2
         and sum(byte >= 0xC0 for byte in high) > 0.9 * len(high)
+        and not _LATIN_WORD.search(line)
     ):
         return "CP1251"
     return "CP1252" if _can_decode(line, "cp1252") else ""

@@ -11,13 +11,13 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_interface import SearchStrategy
-from dragoman.errors import BundleError, CorruptError
+from dragoman.errors import BundleError
 from dragoman.exchange.transformer_architecture import marian_language_code
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
-from dragoman.inference.exported_engine_files import model_digest
-from dragoman.inference.untrusted_engine_trial import is_trusted, record_trust, run_in_child
+from dragoman.inference.exported_engine_files import check_engine_files
+from dragoman.inference.untrusted_engine_trial import require_trial
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage import manifest
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
@@ -119,30 +119,14 @@ def open_export(
         )
 
     def opened() -> Engine:
-        for check in manifest.check_files(directory):
-            if not check.ok:
-                raise CorruptError(
-                    f"{directory / check.name} must be as it was written",
-                    found=check.problem,
-                    fix="export it again",
-                )
-        if fields.get("model_sha256") != model_digest(bundle):
-            raise BundleError(
-                f"{directory} must be exported from this model",
-                found="one exported from other weights",
-                fix="export it again",
-            )
-        digest = manifest.manifest_digest(fields)
-        if trial and not is_trusted(digest):
-            size = sum(record["bytes"] for record in fields["files"].values())
-            arguments = [str(bundle.path), str(directory)]
-            run_in_child(
+        check_engine_files(directory, fields, bundle)
+        if trial:
+            require_trial(
+                fields,
                 "dragoman.doctor.export_directory_engines:run_export_trial",
-                arguments,
+                [str(bundle.path), str(directory)],
                 label=str(directory),
-                bytes=size,
             )
-            record_trust(digest)
         return _OPENERS[program](directory, bundle, fields)
 
     return f"{program}-{fields['quantisation']}" if "quantisation" in fields else program, opened

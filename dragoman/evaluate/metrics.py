@@ -119,8 +119,14 @@ def build_metrics(
                 "--tokenize char"
             ]
         ) from error
+    notes = list(choice.notes)
+    if empty := sum(not text.strip() for text in references):
+        notes.append(
+            f"{empty:,} of {len(references):,} references empty: they count as sentences, see "
+            "dragoman data check"
+        )
     return SacrebleuMetrics(
-        bleu, CHRF(lowercase=lowercase), _build_ter(choice.script), choice.notes
+        bleu, CHRF(lowercase=lowercase), _build_ter(choice.script), tuple(notes)
     )
 
 
@@ -264,7 +270,7 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def check_aligned(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise DataError unless both have the same, positive number of lines."""
+    """Raise DataError unless both have the same number of lines, and the references any text."""
     if len(hypotheses) != len(references):
         raise DataError(
             "translations and references must have the same number of lines",
@@ -274,6 +280,12 @@ def check_aligned(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if not references:
         raise DataError(
             "scoring needs at least one sentence", found="0 lines", fix="check the reference file"
+        )
+    if not any(map(str.strip, references)):
+        raise DataError(
+            "references must hold text",
+            found=f"{len(references):,} empty lines",
+            fix="check the reference file",
         )
 
 

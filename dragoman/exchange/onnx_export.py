@@ -86,13 +86,20 @@ def raising_export_errors(config: Config) -> Iterator[None]:
     except (DragomanError, OSError):
         raise
     except Exception as error:
-        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        found = _describe_cause(error)
         blocks = ", ".join((*config.model.encoder, *config.model.decoder))
         must = (
             f"to be exported to ONNX a model ({blocks}) must be one "
             "that torch traces for every length"
         )
         raise ConfigError([f"{must}; found {found}; {NATIVE_HINT}"]) from error
+
+
+def _describe_cause(error: BaseException) -> str:
+    """Return the first error of a chain in one line: torch's own is advice in terminal colors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def max_exported_positions(config: Config) -> int:

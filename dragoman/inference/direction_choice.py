@@ -118,8 +118,8 @@ class DirectionChooser:
     def _check_single(self, source: str | None, target: str | None) -> None:
         """Raise ConfigError for a language that a model of one direction does not have."""
         for option, named, own in (
-            ("--from", source, self._single.source),
-            ("--to", target, self._single.target),
+            ("source_language (--from)", source, self._single.source),
+            ("target_language (--to)", target, self._single.target),
         ):
             if named and named != own:
                 what = (

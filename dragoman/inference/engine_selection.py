@@ -30,9 +30,8 @@ from dragoman.inference.exported_engine_files import (
     verify_engine,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.untrusted_engine_trial import is_trusted, record_trust, run_in_child
+from dragoman.inference.untrusted_engine_trial import is_trusted, require_trial
 from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
-from dragoman.storage import manifest
 
 logger = logging.getLogger(__name__)
 
@@ -156,24 +155,15 @@ def decode_golden(engine: Engine, bundle: Bundle) -> None:
 def _open_requested(bundle: Bundle, name: str) -> Engine:
     """Open an engine, after a trial if untrusted; raise RejectedEngineError if that fails."""
     facts = verify_engine(bundle.path / ENGINES_DIRECTORY / name, bundle)
-    digest = manifest.manifest_digest(facts)
-    if is_trusted(digest):
-        return _load_engine(bundle, name, allow_beam=True)
-    require_packages(CTRANSLATE2)
-    logger.info(
-        "the engine %s was not exported on this machine: trying it in a child process, once", name
-    )
-    size = sum(record["bytes"] for record in facts["files"].values())
     try:
-        run_in_child(
+        require_trial(
+            facts,
             "dragoman.inference.engine_selection:run_engine_trial",
             [str(bundle.path), name],
             label=f"the engine {name}",
-            bytes=size,
         )
     except BundleError as error:
         raise RejectedEngineError(error.must, found=error.found, fix=error.fix) from error
-    record_trust(digest)
     return _load_engine(bundle, name, allow_beam=True)
 
 
@@ -289,7 +279,7 @@ def _check_engine_name(
         if requested in ENGINE_NAMES
         else precision or FLOAT32
     )
-    command = f"dragoman export {bundle.path} --to ctranslate2 --quantisation {quantization}"
+    command = f"dragoman export {bundle.path} --to ctranslate2 --quantization {quantization}"
     if not candidates:
         raise ConfigError(
             [

@@ -180,20 +180,25 @@ def verify_engine(folder: Path, bundle: Bundle) -> dict[str, Any]:
         )
     for name in content["files"]:
         _check_size(folder / name, MAX_FILE_BYTES[name])
+    check_engine_files(folder, content, bundle)
+    return content
+
+
+def check_engine_files(folder: Path, content: Mapping[str, Any], bundle: Bundle) -> None:
+    """Raise unless every file of an export is as written, and this model's weights are in it."""
     for check in manifest.check_files(folder):
         if not check.ok:
             raise CorruptError(
                 f"{folder / check.name} must be as it was written",
                 found=check.problem,
-                fix="export the engine again",
+                fix="export it again",
             )
     if content.get("model_sha256") != model_digest(bundle):
         raise BundleError(
-            f"{folder} must be made from this model",
-            found="one made from other weights",
-            fix="export the engine again",
+            f"{folder} must be exported from this model",
+            found="one exported from other weights",
+            fix="export it again",
         )
-    return content
 
 
 def _check_size(path: Path, most: int) -> None:

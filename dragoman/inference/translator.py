@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.bundle.format import box_path
+from dragoman.bundle.format import model_paths
 from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.data.corpus import ParallelFiles
@@ -108,20 +108,19 @@ class Translator(TranslationExplainer):
             else ParallelFiles(Path(shortlist[0]), Path(shortlist[1]), on_bad_line="skip")
         )
 
-        path = box_path() if path is None else path
-        if not isinstance(path, (str, Path)) and len(path) != 1:
+        paths = model_paths(path)
+        if len(paths) != 1:
             return cls._load_ensemble(
-                path,
+                paths,
                 device,
                 engine=engine,
                 precision=precision,
                 shortlist=shortlist,
                 target_language=target_language,
             )
-        path = path if isinstance(path, (str, Path)) else path[0]
 
         def load_on(where: torch.device) -> Translator:
-            bundle = Bundle.load(path, device=where)
+            bundle = Bundle.load(paths[0], device=where)
             strategy = TranslationOptions().strategy(bundle.config.decode) if measure else None
             native, used = open_engines(
                 bundle,

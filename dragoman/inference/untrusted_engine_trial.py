@@ -15,10 +15,12 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dragoman.errors import BundleError, DragomanError
+from dragoman.storage import manifest
 from dragoman.storage.cache_directory import cache_dir, make_private_directory, trust_problem
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,22 @@ def record_trust(digest: str) -> None:
             "the engine could not be recorded as trusted (%s): it needs --engine to be used",
             error,
         )
+
+
+def require_trial(
+    fields: Mapping[str, Any], function: str, arguments: list[str], *, label: str
+) -> None:
+    """Raise BundleError unless the engine with these manifest fields is trusted or passes a trial.
+
+    The trial calls `function` in a child process, once: an engine that passes is then trusted.
+    """
+    digest = manifest.manifest_digest(fields)
+    if is_trusted(digest):
+        return
+    logger.info("%s was not exported on this machine: trying it in a child process, once", label)
+    size = sum(record["bytes"] for record in fields["files"].values())
+    run_in_child(function, arguments, label=label, bytes=size)
+    record_trust(digest)
 
 
 def run_in_child(function: str, arguments: list[str], *, label: str, bytes: int) -> None:

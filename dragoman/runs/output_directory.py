@@ -160,7 +160,7 @@ class OutputDirectory:
     def require_disk_space(self, needed: int) -> None:
         """Raise if the checkpoints of a run do not fit on the disk."""
         there = next(each for each in (self.path, *self.path.absolute().parents) if each.is_dir())
-        require_disk_space(there, needed, "space for the checkpoints")
+        require_disk_space(there, needed, "the checkpoints")
 
     def require_usable(self) -> None:
         """Raise BundleError if the directory has other files and no run."""

@@ -57,7 +57,7 @@ class TimeBudget:
         needed = format_duration(self.elapsed() + self.closing_seconds())
         return ConfigError(
             [
-                f"--budget must leave time to train; found {format_duration(self.seconds)}, "
+                f"the time budget must leave time to train; found {format_duration(self.seconds)}, "
                 f"of which preparation and writing take {needed}; increase it"
             ]
         )

@@ -77,7 +77,7 @@ def require_disk_space(path: Path, needed: int, what: str) -> None:
     free = free_disk_bytes(path)
     if free < needed:
         raise DiskFullError(
-            f"{what} must fit on the disk and takes {format_bytes(needed)}",
+            f"{what} must fit on the disk: {format_bytes(needed)}",
             found=f"{format_bytes(free)} free at {path}",
             fix="free some space, or choose a directory on another disk",
         )

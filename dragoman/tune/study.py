@@ -256,7 +256,9 @@ class Study:
         lock = DirectoryLock(self.path)
         lock.acquire()
         try:
-            events = self.journal.read()
+            has_trials = any((self.path / TRIALS_DIRECTORY).iterdir())
+            has_trials |= (self.path / CSV_FILE).exists()
+            events = self.journal.read(has_trials=has_trials)
             if events:
                 self._resume(events)
             else:

@@ -55,8 +55,11 @@ class TrialJournal:
         self.path = directory / JOURNAL_FILE
         self._descriptor = -1
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the events; remove an incomplete last line. Raise CorruptError for other lines."""
+    def read(self, *, has_trials: bool = False) -> list[dict[str, Any]]:
+        """Return the events; remove an incomplete last line. Raise CorruptError for other lines.
+
+        With `has_trials` an empty journal is an error: a study began, and what it found is lost.
+        """
         if not os.path.lexists(self.path):
             return []
         with (
@@ -68,6 +71,8 @@ class TrialJournal:
                 raise self.corrupt(0, f"{size:,} bytes")
             data = file.read()
             whole = data.rfind(b"\n") + 1
+            if has_trials and not whole:
+                raise self.corrupt(0, "no event, beside trials of a study")
             if whole < len(data):
                 file.truncate(whole)
                 os.fsync(file.fileno())

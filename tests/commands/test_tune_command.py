@@ -210,3 +210,14 @@ def test_an_empty_training_file_is_an_error(
     options = ["--train", str(empty), "--out", str(tmp_path / "out"), "--budget", "30s"]
     assert main(["tune", "--task", "classify", *options, "--dry-run"]) == 2
     assert "empty.jsonl must hold examples to train on; found no line" in capsys.readouterr().err
+
+
+def test_a_search_without_a_complete_trial_is_an_error(
+    backwards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = arguments(backwards, "--search=model.heads=3", "--trials=1")
+    for _ in range(2):  # resumed, too
+        assert main(options) == 2
+        captured = capsys.readouterr()
+        assert "failed" in captured.out
+        assert "error: some trial must be complete; found trial 0: model.heads must" in captured.err

@@ -5,10 +5,11 @@ The family of an entry is the command that runs such models. Importing it needs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.bundle.format import box_path, read_task, require_bundle
+from dragoman.bundle.format import model_paths, read_task, require_bundle
 from dragoman.registry import Entry, Registry
 
 PREDICTORS = Registry(
@@ -46,12 +47,17 @@ PREDICTORS = Registry(
 )
 
 
-def load(path: str | Path | None = None, *, device: str = "auto", **options: Any) -> Any:
+def load(
+    path: str | Path | Sequence[str | Path] | None = None, *, device: str = "auto", **options: Any
+) -> Any:
     """Load a model: a `Translator`, `Classifier`, `Tagger`, `LanguageModel`, and so on by its task.
 
-    Without a path it is the built-in translator. The device `auto` is a GPU if
-    there is one. Further options are those of the class's `load`.
+    Without a path it is the built-in translator; several paths are an ensemble of translators. The
+    device `auto` is a GPU if there is one. Further options are those of the class's `load`.
     """
-    path = box_path() if path is None else path
-    require_bundle(Path(path))
-    return PREDICTORS.load(read_task(Path(path))).load(path, device=device, **options)
+    paths = model_paths(path)
+    for each in paths:
+        require_bundle(each)
+    if len(paths) != 1:
+        return PREDICTORS.load("translate").load(paths, device=device, **options)
+    return PREDICTORS.load(read_task(paths[0])).load(paths[0], device=device, **options)

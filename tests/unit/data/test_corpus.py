@@ -127,10 +127,18 @@ def test_quotes_mean_nothing_in_tsv(tmp_path: Path) -> None:
         "source_text\ttarget_text",
         "input\toutput",
         "src\ttranslation",
+        "de\ten",
+        "DE\tpt_BR",
     ],
 )
 def test_usual_headers_are_recognised(tmp_path: Path, header: str) -> None:
     assert sides(pairs_file(tmp_path, "x.tsv", f"{header}\nein\tone\n")) == [("ein", "one")]
+
+
+@pytest.mark.parametrize("row", ["de\tde", "ja\tyes", "de\ten\tok", "ist\tis"])
+def test_short_words_are_not_taken_for_language_codes(tmp_path: Path, row: str) -> None:
+    first = tuple(row.split("\t")[:2])
+    assert sides(pairs_file(tmp_path, "x.tsv", f"{row}\n{row}\n"))[0] == first
 
 
 def test_languages_name_columns(tmp_path: Path) -> None:

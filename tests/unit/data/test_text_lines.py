@@ -130,10 +130,12 @@ def test_bad_lines_are_named(tmp_path: Path, bad: bytes, found: str) -> None:
     ("text", "encoding", "name"),
     [
         ("für Männer und Frauen", "cp1252", "CP1252"),
+        ("Grüße", "latin-1", "CP1252"),
         ("Où est passé l'été dernier ?", "latin-1", "CP1252"),
         ("今天天气很好，我们去公园吧", "gbk", "GBK"),
         ("他说：“你好”", "gb18030", "GBK"),
         ("Привет, как у тебя дела сегодня", "cp1251", "CP1251"),
+        ("для VIP-клиентов", "cp1251", "CP1251"),
     ],
 )
 def test_other_encodings_are_recognised_and_the_command_is_given(

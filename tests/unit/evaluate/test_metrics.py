@@ -119,6 +119,13 @@ def test_nothing_to_score_is_reported() -> None:
         score_translations([], [])
 
 
+def test_references_without_text_are_reported() -> None:
+    with pytest.raises(DataError, match="references must hold text; found 2 empty lines"):
+        score_translations(["a", "b"], ["", " "])
+    notes = score_translations(["a cat", "b"], ["a cat", ""]).notes
+    assert notes[-1].startswith("1 of 2 references empty")
+
+
 def test_exact_match_counts_whole_lines() -> None:
     assert exact_match(["1979-05-03", "1979-05-04"], ["1979-05-03", "1979-05-05"]) == 0.5
 

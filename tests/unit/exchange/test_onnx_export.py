@@ -214,6 +214,18 @@ def test_other_families_are_exported_or_rejected_with_the_reason(name: str, tmp_
         assert export_onnx(bundle, tmp_path / "out").parity.equal_fraction == 1.0
 
 
+def test_an_export_error_names_its_first_cause() -> None:
+    """torch.export wraps the cause in advice with terminal colors."""
+    with (
+        pytest.raises(ConfigError, match=r"found ValueError: a list; the native engine runs"),
+        exchange_onnx.raising_export_errors(Config()),
+    ):
+        try:
+            raise ValueError("a\nlist")
+        except ValueError as error:
+            raise RuntimeError("\x1b[96mThis is step 1/3\x1b[0m of exporting") from error
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_graphs_before_tracing_step_as_the_model_does(name: str) -> None:
     """What is traced is this: a state taken apart into tensors, put together again, and grown by

@@ -94,7 +94,8 @@ def test_models_of_one_direction_accept_their_own_languages() -> None:
     assert not single.has_tags
     assert single.choose(["x"], source="de", target="en") == [Direction("de", "en")]
     with pytest.raises(
-        ConfigError, match="--to must be a language of the model; found 'fr' for a "
+        ConfigError,
+        match=r"target_language \(--to\) must be a language of the model; found 'fr' for a ",
     ):
         single.choose(["x"], target="fr")
     with pytest.raises(ConfigError, match="for a model of unknown languages; leave it out"):

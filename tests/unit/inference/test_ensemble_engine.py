@@ -11,6 +11,7 @@ import pytest
 import torch
 from translator_kit import CONFIG, TEXT, write_random_bundle
 
+import dragoman
 from dragoman.attention.hooks import find_attentions, record
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
@@ -268,6 +269,18 @@ def test_engines_and_shortlists_are_rejected(
 def test_no_model_is_no_ensemble() -> None:
     with pytest.raises(ConfigError, match="found none"):
         Translator.load([])
+
+
+def test_load_takes_several_paths(paths: list[Path], ensemble: Translator) -> None:
+    assert dragoman.load(paths).translate(LINES[:2]) == ensemble.translate(LINES[:2])
+
+
+def test_what_is_no_path_is_named() -> None:
+    for load in (Translator.load, dragoman.load):
+        with pytest.raises(ConfigError, match=r"must be the path of a directory.*found 3 \(int\)"):
+            load(3)
+        with pytest.raises(ConfigError, match="found None"):
+            load(["model", None])
 
 
 def test_half_precision_on_a_gpu_is_rejected(paths: list[Path]) -> None:

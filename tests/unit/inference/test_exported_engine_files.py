@@ -145,7 +145,7 @@ def test_int8_is_used_only_where_it_is_asked_for(
     assert named(engine="ctranslate2") == "ctranslate2-int8"
     assert "the engine ctranslate2-int8 computes in int8: some outputs differ" in caplog.text
     for engine, fix in (
-        ("ctranslate2", "--quantisation float32"),
+        ("ctranslate2", "--quantization float32"),
         ("ctranslate2-int8", "leave out --precision"),
     ):
         with pytest.raises(
@@ -259,7 +259,7 @@ def test_engine_from_another_machine_is_tried_once_in_a_child_process(
         assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
     assert "was not exported on this machine: trying it in a child process, once" in caplog.text
     monkeypatch.setattr(
-        engine_selection, "run_in_child", lambda *_, **__: pytest.fail("tried twice")
+        untrusted_engine_trial, "run_in_child", lambda *_, **__: pytest.fail("tried twice")
     )
     for engine in ("ctranslate2", "auto"):
         assert Translator.load(bundle, engine=engine).engine.name == "ctranslate2-float32"
@@ -373,7 +373,7 @@ def test_an_engine_belongs_to_settings_weights_and_tokenizers(name: str, is_sour
         (lose_model, "model.bin"),
         (lose_manifest, "manifest.json"),
         (link_model, "model.bin"),
-        (make_another, "one made from other weights"),
+        (make_another, "one exported from other weights"),
     ],
 )
 def test_damaged_engine_warns_once_and_falls_back_to_the_native_one(

@@ -314,7 +314,7 @@ def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
 def test_a_budget_that_leaves_no_time_to_train(corpus):
     with pytest.raises(
         ConfigError,
-        match=r"--budget must leave time to train; found 3 s, of which preparation and writing "
+        match=r"the time budget must leave time to train; found 3 s, of which preparation and writing "
         r"take \d+ s",
     ):
         train(configured(corpus, "train.time_budget=3"), corpus / "model")
@@ -675,7 +675,7 @@ def test_a_dry_run_rejects_what_the_run_would(corpus, monkeypatch):
     with pytest.raises(ConfigError, match="found 3 s, of which"):
         train(configured(corpus, "train.time_budget=3"), corpus / "other", dry_run=True)
     monkeypatch.setattr("dragoman.storage.disk_checks.free_disk_bytes", lambda path: 1000)
-    with pytest.raises(DiskFullError, match="space for the checkpoints must fit"):
+    with pytest.raises(DiskFullError, match="the checkpoints must fit"):
         train(configured(corpus), corpus / "other", dry_run=True)
 
 

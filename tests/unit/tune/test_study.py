@@ -692,6 +692,18 @@ def test_lines_that_are_no_events_are_rejected(run: Run, tmp_path: Path, line: b
         run(2)
 
 
+@pytest.mark.parametrize("journal", [b"", b'{"event": "stu', b"\xff\x00"])
+def test_a_journal_without_its_first_event_is_rejected_beside_trials(
+    run: Run, tmp_path: Path, journal: bytes
+) -> None:
+    run(1)
+    path = tmp_path / "study" / "journal.jsonl"
+    path.write_bytes(journal)
+    with pytest.raises(CorruptError, match="found no event, beside trials of a study; restore it"):
+        run(2)
+    assert path.read_bytes() == journal
+
+
 def test_a_later_format_names_its_version(run: Run, tmp_path: Path) -> None:
     run(1)
     lines = _lines(tmp_path)
