@@ -104,9 +104,3 @@ def parse_number(record: Record, field: str) -> float:
         repr(value),
         "write a number, or set sets.problem=classification for labels",
     )
-
-
-def parse_label(record: Record, field: str) -> str:
-    """Return a target that is a label."""
-    value = record.value(field)
-    return str(value).lower() if isinstance(value, bool) else record.label(field)
