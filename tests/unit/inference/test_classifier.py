@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -68,6 +69,11 @@ def test_tabs_and_line_ends_do_not_break_a_line(han):
     [found] = han.predict(["A great\tfilm.\nIt was\r good."])
     assert found.to_line().count("\t") == 2
     assert "\n" not in found.to_line()
+    label = dataclasses.replace(
+        found, names=("a\tb", "\x1b[1m"), labels=("a\tb",), values=np.array([0.75, 0.25])
+    )
+    assert label.to_line() == "a\\tb\t0.7500\tA great film. It was  good."
+    assert label.to_line(top=2).startswith("a\\tb\t0.7500\t\\x1b[1m\t0.2500\tA ")
 
 
 def test_a_text_without_words_has_no_label(han):

@@ -41,6 +41,11 @@ def classifier_of(**pairs) -> PairClassifier:
     return PairClassifier(task.build_model(), task)
 
 
+def test_control_characters_of_labels_do_not_break_a_line():
+    found = PairPrediction("a\tb\n", {"a\tb\n": 0.75, "\x1b": 0.25}, None)
+    assert found.to_line(top=2) == "a\\tb\\n\t0.7500\t\\x1b\t0.2500"
+
+
 @pytest.mark.parametrize("interaction", ["co_attention", "decomposable", "none", "sequence"])
 def test_batching_does_not_change_results(interaction):
     model = classifier_of(interaction=interaction)
