@@ -90,7 +90,7 @@ class _PairReader:
                 record, names.label, setting=LABEL_OPTION, used=(fields.first, fields.second)
             )
         labels = () if fields.label is None else (record.label(fields.label),)
-        score = None if fields.score is None else parse_number(record, fields.score)
+        score = None if fields.score is None else record.score(fields.score)
         codes = () if score is None or _MIN_SCORE <= score <= _MAX_SCORE else ("score-range",)
         text = f"{record.text(fields.first)}\t{record.text(fields.second)}"
         return RecordExample(text, labels, labels or score, codes=codes)
@@ -181,10 +181,11 @@ class _SetReader:
         if has_labels is None:
             has_labels = is_label(record.value(name))
         target = record.label(name) if has_labels else parse_number(record, name)
+        labels = (str(target),) if has_labels else ()
         self._width, self._has_labels = width, has_labels
         text = " ".join(sorted(map(repr, elements)))
         codes = ("large",) if size > SetsConfig().max_size else ()
-        return RecordExample(text, (), target, codes=codes)
+        return RecordExample(text, labels, target, codes=codes)
 
 
 READERS: dict[str, Callable[[], Callable[[Record, FieldNames], RecordExample]]] = {
@@ -202,7 +203,7 @@ _TASK_CHECKS = {
     "pairs": (*_LABEL_CHECKS, "few-labels", "score-range"),
     "tag": _LABEL_CHECKS,
     "language": ("broken", "duplicate", "leak"),
-    "sets": ("broken", "empty", "large", "duplicate", "contradiction", "leak"),
+    "sets": (*_LABEL_CHECKS, "few-labels", "large"),
 }
 _MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a duplicate
 
@@ -289,8 +290,8 @@ def check_labels(
             lines["leak"].append(example.line)
     if progress is not None:
         progress(examples)
-    only_scores = task == "pairs" and not counts
-    if only_scores or len(counts) >= (1 if multi_label else _MIN_LABELS):
+    has_only_numbers = task in ("pairs", "sets") and not counts
+    if has_only_numbers or len(counts) >= (1 if multi_label else _MIN_LABELS):
         lines["few-labels"].clear()
     for label, where in label_lines.items():
         if counts[label] < _RARE:

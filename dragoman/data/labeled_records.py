@@ -6,6 +6,7 @@ import difflib
 import functools
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,18 @@ class Record(NamedTuple):
                 "write one label or number",
             )
         return _label_text(value)
+
+    def score(self, field: str) -> float:
+        """Return a field's number; raise DataError if it is none, or not finite."""
+        try:
+            score = float(self.label(field))
+        except (ValueError, OverflowError):
+            score = math.nan
+        if not math.isfinite(score):
+            raise self.error(
+                f"must have a number in {field!r}", repr(self.value(field)), "correct it"
+            )
+        return score
 
     def labels(self, field: str) -> list[str]:
         """Return a field's list of labels, as `label` reads each; one label is a list of one."""

@@ -35,7 +35,10 @@ def parse_set(
     must = f"must have a list of numbers, or of equally long lists of numbers{where}"
     if not isinstance(value, (list, tuple)) or not value:
         found = "an empty list" if value in ([], ()) else repr(value)
-        raise _set_error(record, must, found, "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
+        fix = "write [1.5, 2, 7] or [[0, 1], [2, 3]]"
+        if isinstance(value, str):
+            fix = f"{fix} in a JSONL file, without quotes"
+        raise _set_error(record, must, found, fix)
     try:
         array = np.array(value)
         if array.dtype.kind in "bU":  # which float64 would convert

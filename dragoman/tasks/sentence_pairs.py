@@ -216,10 +216,7 @@ class PairsTask(TrainingTask):
     def _encode_score(self, record: Record, field: str | None) -> float:
         if field is None or not self.text.has_scores:
             return math.nan
-        try:
-            score = float(record.label(field))
-        except ValueError:
-            score = math.nan
+        score = record.score(field)
         if self.min_score <= score <= self.max_score:
             return score
         raise record.error(
