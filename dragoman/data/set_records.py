@@ -34,7 +34,7 @@ def parse_set(
     where = f" in {sets.set_field!r}" if record is not None else ""
     must = f"must have a list of numbers, or of equally long lists of numbers{where}"
     if not isinstance(value, (list, tuple)) or not value:
-        found = "an empty list" if value in ([], ()) else repr(value)
+        found = "an empty list" if isinstance(value, (list, tuple)) else repr(value)
         fix = "write [1.5, 2, 7] or [[0, 1], [2, 3]]"
         if isinstance(value, str):
             fix = f"{fix} in a JSONL file, without quotes"

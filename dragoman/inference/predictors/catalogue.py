@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.bundle.format import box_path, read_task, require_bundle
+from dragoman.errors import ConfigError
 from dragoman.registry import Entry, Registry
 
 PREDICTORS = Registry(
@@ -53,5 +54,12 @@ def load(path: str | Path | None = None, *, device: str = "auto", **options: Any
     there is one. Further options are those of the class's `load`.
     """
     path = box_path() if path is None else path
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(
+            [
+                f"a model must be the path of its directory; found {path!r:.80}; pass one path, or "
+                "load several translators as an ensemble by Translator.load"
+            ]
+        )
     require_bundle(Path(path))
     return PREDICTORS.load(read_task(Path(path))).load(path, device=device, **options)

@@ -217,15 +217,16 @@ class Classifier(Predictor[str, StoredText, Classification]):
         """
         from dragoman.explain.classification_occlusion import explain_text
 
-        check_unicode(example)
-        [encoded] = self.encode([example])
+        [text] = self.iter_inputs([example])
+        check_unicode(text)
+        [encoded] = self.encode([text])
         if not encoded.tokens:
             raise DataError(
                 "a text to explain must hold words",
                 found=repr(example),
                 fix="pass a text with words",
             )
-        [prediction] = self._predict_buffer([example], None)
+        [prediction] = self._predict_buffer([text], None)
         probabilities = prediction.probabilities
         label = label or prediction.label or next(iter(probabilities))
         if label not in probabilities:

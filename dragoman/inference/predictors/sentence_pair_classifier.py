@@ -142,7 +142,8 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
     def size(self, example: InputPair) -> int:
         """Return the characters of both sentences."""
-        return sum(len(text) for text in example if isinstance(text, str))
+        texts = example if isinstance(example, (tuple, list)) else ()
+        return sum(len(text) for text in texts if isinstance(text, str))
 
     def encode(self, inputs: Sequence[InputPair]) -> list[EncodedPair]:
         """Return pairs of token ids; raise DataError for what is no pair of texts."""

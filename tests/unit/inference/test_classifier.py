@@ -255,3 +255,8 @@ def test_a_lone_surrogate_is_an_error(flat):
     for run in (flat.predict, flat.read_arguments, lambda texts: flat.explain(texts[0])):
         with pytest.raises(DataError, match=r"valid Unicode; found U\+DCE9, a lone surr"):
             run(["x\udce9y"])
+
+
+def test_what_is_no_text_is_not_explained(han):
+    with pytest.raises(DataError, match="text 1 must be a text; found None"):
+        han.explain_words(None)

@@ -158,3 +158,9 @@ def test_a_line_has_the_most_probable_labels_and_the_score() -> None:
     found = PairPrediction("b", {"a": 0.2, "b": 0.7, "c": 0.1}, 3.25)
     assert found.to_line() == "b\t0.7000\t3.250"
     assert found.to_line(top=2) == "b\t0.7000\ta\t0.2000\t3.250"
+
+
+@pytest.mark.parametrize("value", [None, 5, float("nan"), {"a": 1}, "ab", ("a",), ("a", 1)])
+def test_no_other_value_is_a_pair(value):
+    with pytest.raises(DataError, match="an input must be a pair of texts; found "):
+        classifier_of().predict([value])

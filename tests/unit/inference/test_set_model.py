@@ -122,3 +122,9 @@ def test_numbers_that_float32_does_not_have_are_an_error(numbers, fix):
 def test_outputs_that_are_not_finite_are_an_error():
     with pytest.raises(DataError, match=r"outputs are finite; found nan for 3\.\d+e\+38"):
         model_of(problem="maximum").predict([[1, 2], [3e38]])
+
+
+@pytest.mark.parametrize("value", [None, np.int64(3), "[1]"])
+def test_no_other_value_is_a_set(value):
+    with pytest.raises(DataError, match="a set must have a list of numbers"):
+        model_of(problem="maximum").predict([value])
