@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.registry import catalogue
@@ -74,7 +75,7 @@ def model_paths(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
     """Return the directories of a model or of an ensemble; without a path the built-in model's."""
     if path is None:
         return [box_path()]
-    paths = list(path) if isinstance(path, (list, tuple)) else [path]
+    paths: list[Any] = list(path) if isinstance(path, (list, tuple)) else [path]
     for each in paths:
         if not isinstance(each, (str, Path)):
             raise ConfigError(

@@ -6,6 +6,7 @@ directory is not a bundle, and loading it raises BundleError.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -152,6 +153,7 @@ def _write_bundle(
         "created_by": f"dragoman {__version__}",
         "parameters": parameters,
     }
+    is_new = not path.exists()
     require_writable(path)
     if (path / layout.TEXT).is_symlink():
         found = f"a symbolic link to {os.readlink(path / layout.TEXT)!r:.120}"
@@ -168,6 +170,9 @@ def _write_bundle(
             _move_into_place(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            if is_new and not (path / manifest.MANIFEST_NAME).exists():
+                with contextlib.suppress(OSError):  # it may hold files of another process
+                    path.rmdir()
 
 
 def strip_directories(config: Config) -> Config:

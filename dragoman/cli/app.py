@@ -45,6 +45,7 @@ from dragoman.errors import DragomanError, StoppedError, escape_unprintable
 from dragoman.runtime.out_of_memory import is_out_of_memory
 
 INTERRUPTED = 130  # a shell's exit code after Ctrl-C
+_GIVEN_ONCE = ("model", "prompt", "regex")  # options of which a second value is an error
 PIPE_CLOSED = 141  # a shell's exit code after SIGPIPE
 OUT_OF_MEMORY = 71  # EX_OSERR
 
@@ -276,10 +277,36 @@ def build_command(app: typer.Typer) -> Any:
     """Return the command of an app with its help texts reformatted."""
     command = typer.main.get_command(app)
     _reformat_help(command)
+    for each in [command, *getattr(command, "commands", {}).values()]:
+        _reject_repetition(each)
     for each in getattr(command, "commands", {}).get("train", command).params:
         if each.name in train.TRIPLE_OPTIONS:
             _take_triples(each)
     return command
+
+
+def _reject_repetition(command: Any) -> None:
+    """Make a second --model, --prompt or --regex an error, where one is taken.
+
+    Of other options the last one counts, so that those of a script or an alias can be overridden.
+    """
+    make_parser = command.make_parser
+
+    def make_strict_parser(context: Any) -> Any:
+        parser = make_parser(context)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found = parse(args)
+            for each in command.params:
+                if each.name in _GIVEN_ONCE and not each.multiple and found[2].count(each) > 1:
+                    context.fail(f"{each.opts[0]} is given at most once here; leave out the others")
+            return found
+
+        parser.parse_args = parse_args
+        return parser
+
+    command.make_parser = make_strict_parser
 
 
 def _take_triples(option: Any) -> None:

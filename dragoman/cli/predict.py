@@ -286,7 +286,10 @@ def _explain(
     write: Callable[[str], object],
     model: Path,
 ) -> int:
-    """Explain each input: in the terminal or as JSON, or as one page; return their number."""
+    """Explain each input: in the terminal or as JSON, or as one page; return their number.
+
+    An input without words is left out, unless all are.
+    """
     from rich.console import Console
 
     from dragoman.explain.classification_occlusion import OcclusionExplanation
@@ -294,7 +297,8 @@ def _explain(
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     pages = []
-    number = 0
+    number = num_explained = 0
+    empty: DataError | None = None
     for number, each in enumerate(inputs, start=1):
         if html is not None and number > MAX_EXPLAINED:
             raise ConfigError(
@@ -303,7 +307,15 @@ def _explain(
                     "use --explain --json for all of them"
                 ]
             )
-        explanation = predictor.explain_words(each)
+        try:
+            explanation = predictor.explain_words(each)
+        except DataError as error:
+            empty = error
+            print_note(f"line {number} is not explained: {error.must}")
+            if json and html is None:
+                print_json({"line": number, "notes": [error.must]}, write)
+            continue
+        num_explained += 1
         if html is not None and isinstance(explanation, OcclusionExplanation):
             pages.append(explanation)
         elif html is not None:
@@ -323,8 +335,10 @@ def _explain(
                     render_explanation(explanation, width=min(80, console.width)), soft_wrap=True
                 )
             write(capture.get().rstrip("\n") + "\n")
+    if empty is not None and not num_explained:
+        raise empty
     if html is not None and pages:
         with open_output(html) as file:
             file.write(render_html(pages, title=f"Predictions of {model.name or model}"))
-        print_note(f"{format_count(number, 'explanation')} written to {html}")
+        print_note(f"{format_count(len(pages), 'explanation')} written to {html}")
     return number

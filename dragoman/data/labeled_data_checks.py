@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.config.sentence_pairs import PairsConfig
 from dragoman.config.sets import SetsConfig
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.labeled_records import (
     TAG_NAMES,
     TOKEN_NAMES,
+    PairFieldFinder,
     Record,
     find_field,
     find_label_field,
-    find_pair_fields,
     find_text_field,
 )
-from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
+from dragoman.data.set_records import is_label, parse_number, parse_set
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
 from dragoman.text.tag_schemes import write_word_tags
@@ -27,6 +28,7 @@ from dragoman.text.tag_schemes import write_word_tags
 TEXT_OPTION, LABEL_OPTION = "--text-field", "--label-field"  # of dragoman data check
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
 _MAX_CHECKED_SIZE = 1_000_000  # elements of a set, the most that sets.max_size allows
+_MIN_SCORE, _MAX_SCORE = PairsConfig().min_score, PairsConfig().max_score
 _MIN_LABELS = 2  # of a file; one where a text has any number of them
 
 
@@ -63,19 +65,35 @@ def _read_text(record: Record, names: FieldNames) -> RecordExample:
     """Return a text with its labels, of which the order does not matter."""
     text = find_text_field(record, names.text, setting=TEXT_OPTION)
     field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(text,))
-    labels = tuple(record.texts(field))
+    labels = tuple(record.labels(field))
     is_list = isinstance(record.value(field), list)
     return RecordExample(record.text(text), labels, frozenset(labels), is_list)
 
 
-def _read_pair(record: Record, names: FieldNames) -> RecordExample:
-    """Return two sentences as one text, with their label."""
-    first, second = find_pair_fields(
-        record, names.text, names.second, settings=(TEXT_OPTION, TEXT_OPTION)
-    )
-    field = find_label_field(record, names.label, setting=LABEL_OPTION, used=(first, second))
-    labels = tuple(record.texts(field))
-    return RecordExample(f"{record.text(first)}\t{record.text(second)}", labels, labels)
+class _PairReader:
+    """Reads pairs of sentences, with the targets that the first pair of each file has."""
+
+    def __init__(self) -> None:
+        self._finder: PairFieldFinder | None = None
+
+    def __call__(self, record: Record, names: FieldNames) -> RecordExample:
+        """Return two sentences as one text, with their label or score."""
+        if self._finder is None:
+            pairs = PairsConfig(
+                first_field=names.text, second_field=names.second, label_field=names.label
+            )
+            settings = (TEXT_OPTION, TEXT_OPTION, LABEL_OPTION, LABEL_OPTION)
+            self._finder = PairFieldFinder(pairs, settings=settings)
+        fields = self._finder(record)
+        if fields.label is None and fields.score is None:
+            find_label_field(  # names the fields that there are
+                record, names.label, setting=LABEL_OPTION, used=(fields.first, fields.second)
+            )
+        labels = () if fields.label is None else (record.label(fields.label),)
+        score = None if fields.score is None else record.score(fields.score)
+        codes = () if score is None or _MIN_SCORE <= score <= _MAX_SCORE else ("score-range",)
+        text = f"{record.text(fields.first)}\t{record.text(fields.second)}"
+        return RecordExample(text, labels, labels or score, codes=codes)
 
 
 class _TagReader:
@@ -120,7 +138,7 @@ def _read_tags(record: Record, names: FieldNames) -> RecordExample:
     used = [name for name in TAG_NAMES if name not in TOKEN_NAMES]
     field = find_field(record, names.text, TOKEN_NAMES, setting=TEXT_OPTION, used=used)
     tokens = record.tokens(field)
-    tags = record.texts(
+    tags = record.labels(
         find_field(record, names.label, TAG_NAMES, setting=LABEL_OPTION, used=(field,))
     )
     if "" in tokens:
@@ -162,16 +180,17 @@ class _SetReader:
         has_labels = self._has_labels
         if has_labels is None:
             has_labels = is_label(record.value(name))
-        target = parse_label(record, name) if has_labels else parse_number(record, name)
+        target = record.label(name) if has_labels else parse_number(record, name)
+        labels = (str(target),) if has_labels else ()
         self._width, self._has_labels = width, has_labels
         text = " ".join(sorted(map(repr, elements)))
         codes = ("large",) if size > SetsConfig().max_size else ()
-        return RecordExample(text, (), target, codes=codes)
+        return RecordExample(text, labels, target, codes=codes)
 
 
 READERS: dict[str, Callable[[], Callable[[Record, FieldNames], RecordExample]]] = {
     "classify": lambda: _read_text,
-    "pairs": lambda: _read_pair,
+    "pairs": _PairReader,
     "tag": _TagReader,
     "language": lambda: _read_language,
     "sets": _SetReader,
@@ -181,10 +200,10 @@ _LABEL_CHECKS = ("broken", "empty", "no-label", "duplicate", "contradiction", "r
 # Lines of a text may be empty, and short ones recur.
 _TASK_CHECKS = {
     "classify": (*_LABEL_CHECKS, "few-labels"),
-    "pairs": (*_LABEL_CHECKS, "few-labels"),
+    "pairs": (*_LABEL_CHECKS, "few-labels", "score-range"),
     "tag": _LABEL_CHECKS,
     "language": ("broken", "duplicate", "leak"),
-    "sets": ("broken", "empty", "large", "duplicate", "contradiction", "leak"),
+    "sets": (*_LABEL_CHECKS, "few-labels", "large"),
 }
 _MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a duplicate
 
@@ -271,7 +290,8 @@ def check_labels(
             lines["leak"].append(example.line)
     if progress is not None:
         progress(examples)
-    if len(counts) >= (1 if multi_label else _MIN_LABELS):
+    has_only_numbers = task in ("pairs", "sets") and not counts
+    if has_only_numbers or len(counts) >= (1 if multi_label else _MIN_LABELS):
         lines["few-labels"].clear()
     for label, where in label_lines.items():
         if counts[label] < _RARE:
@@ -316,6 +336,11 @@ _CHECKS = {
         "too few labels",
         "check the column of the label, or add texts with others: training needs two, or one where "
         "labels are lists",
+    ),
+    "score-range": (
+        "scores out of range",
+        f"correct them, or set pairs.min_score and pairs.max_score, {_MIN_SCORE} and {_MAX_SCORE} "
+        "by default",
     ),
     "leak": (
         "texts of the held-out file",

@@ -6,11 +6,13 @@ import difflib
 import functools
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config.config import Config
+from dragoman.config.sentence_pairs import PairsConfig
 from dragoman.data.compressed_files import FileStream
 from dragoman.data.tabular_files import ROW_READERS, TableRow
 from dragoman.data.text_lines import BadLine, read_line_blocks
@@ -20,7 +22,9 @@ from dragoman.registry import import_object
 TEXT = "text"  # field of a line of plain text
 _TEXT_NAMES = ("text", "sentence", "document", "content", "review", "question", "body", "input")
 _LABEL_NAMES = ("label", "labels", "class", "category", "target", "coarse", "sentiment", "tag")
-# Usual names of the two sentences of a pair, and of the tokens and tags of a sentence.
+# Usual names of the fields of a pair of sentences, and of the tokens and tags of a sentence.
+PAIR_LABEL_NAMES = ("label", "gold_label", "entailment_label", "entailment_judgment", "class")
+SCORE_NAMES = ("relatedness", "score", "relatedness_score", "similarity")
 FIRST_NAMES = ("a", "sentence1", "sentence_a", "premise", "text_a", "first")
 SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second")
 TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
@@ -56,33 +60,46 @@ class Record(NamedTuple):
         value = self.value(field)
         if not isinstance(value, str):
             raise self.error(
-                f"must have text in {field!r}", json.dumps(value), "write it as a JSON string"
+                f"must have text in {field!r}",
+                json.dumps(value, ensure_ascii=False),
+                "write it as a JSON string",
             )
         return value
 
     def label(self, field: str) -> str:
-        """Return a field's label or number as text; raise DataError if it is neither."""
+        """Return a field's label, number or boolean as text; raise DataError if it is none."""
         value = self.value(field)
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        if not _is_label(value):
             raise self.error(
                 f"must have a label or a number in {field!r}",
-                json.dumps(value),
+                json.dumps(value, ensure_ascii=False),
                 "write one label or number",
             )
-        return str(value)
+        return _label_text(value)
 
-    def texts(self, field: str) -> list[str]:
-        """Return a field's list of texts; one text is a list of one."""
+    def score(self, field: str) -> float:
+        """Return a field's number; raise DataError if it is none, or not finite."""
+        try:
+            score = float(self.label(field))
+        except (ValueError, OverflowError):
+            score = math.nan
+        if not math.isfinite(score):
+            raise self.error(
+                f"must have a number in {field!r}", repr(self.value(field)), "correct it"
+            )
+        return score
+
+    def labels(self, field: str) -> list[str]:
+        """Return a field's list of labels, as `label` reads each; one label is a list of one."""
         value = self.value(field)
-        if _is_text(value):
-            return [str(value)]
-        if isinstance(value, list) and all(map(_is_text, value)):
-            return [str(each) for each in value]
-        raise self.error(
-            f"must have a text or a list of texts in {field!r}",
-            json.dumps(value),
-            'write "one" or ["one", "two"]',
-        )
+        labels = value if isinstance(value, list) else [value]
+        if not all(map(_is_label, labels)):
+            raise self.error(
+                f"must have a label or a list of labels in {field!r}",
+                json.dumps(value, ensure_ascii=False),
+                'write "one" or ["one", "two"]',
+            )
+        return [_label_text(each) for each in labels]
 
     def tokens(self, field: str) -> list[str]:
         """Return a field's list of tokens; raise DataError for a text, which is not split."""
@@ -99,6 +116,16 @@ class Record(NamedTuple):
 def _is_text(value: object) -> bool:
     """Whether a JSON value is a text, or a number that stands for one."""
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _is_label(value: object) -> bool:
+    """Whether a JSON value is a label: a text, a number or a boolean, but not NaN."""
+    return isinstance(value, (str, int, float)) and value == value
+
+
+def _label_text(value: object) -> str:
+    """Return a label as text; booleans are written as in JSON."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_records(
@@ -251,6 +278,75 @@ def find_pair_fields(
     )
 
 
+class PairFields(NamedTuple):
+    """The fields of a pair; None for a target that the file does not have."""
+
+    first: str
+    second: str
+    label: str | None
+    score: str | None
+
+
+class PairFieldFinder:
+    """Finds the fields of pairs, as named or by their usual names, in the first one of a file.
+
+    `settings` are named in errors: of the two sentences, the label and the score.
+    """
+
+    def __init__(
+        self,
+        pairs: PairsConfig,
+        *,
+        settings: tuple[str, str, str, str] = (
+            "pairs.first_field",
+            "pairs.second_field",
+            "pairs.label_field",
+            "pairs.score_field",
+        ),
+    ) -> None:
+        self._pairs, self._settings = pairs, settings
+        self._found: dict[Path, tuple[Record, PairFields]] = {}
+
+    def __call__(self, record: Record) -> PairFields:
+        """Return the fields; raise DataError for a target that the file's first pair has not."""
+        pairs = self._pairs
+        if record.file not in self._found:
+            sides = find_pair_fields(
+                record, pairs.first_field, pairs.second_field, settings=self._settings[:2]
+            )
+            self._found[record.file] = record, PairFields(*sides, *self._targets(record))
+        first, fields = self._found[record.file]
+        known = fields.label, fields.score
+        if record is not first and None in known:
+            for name, later in zip(known, self._targets(record), strict=True):
+                if name is None and later is not None:
+                    raise first.error(
+                        f"must have a field {later!r}, as line {record.number}",
+                        ", ".join(map(str, first.fields)),
+                        "add it, or remove the line",
+                    )
+        return fields
+
+    def _targets(self, record: Record) -> tuple[str | None, str | None]:
+        """Return the fields of the label and the score."""
+        pairs, (label, score) = self._pairs, self._settings[2:]
+        return (
+            _find_optional(record, pairs.label_field, PAIR_LABEL_NAMES, setting=label),
+            _find_optional(record, pairs.score_field, SCORE_NAMES, setting=score),
+        )
+
+
+def _find_optional(
+    record: Record, wanted: str, usual: Sequence[str], *, setting: str
+) -> str | None:
+    """Return the field that `wanted` names or the usual one; None if the record has neither."""
+    if not wanted and not {str(name).lower() for name in record.fields} & set(usual):
+        return None
+    if wanted and wanted not in record.fields and not wanted.isdecimal():
+        return None
+    return find_field(record, wanted, usual, setting=setting)
+
+
 def find_label_field(
     record: Record,
     wanted: str,
@@ -334,11 +430,16 @@ def _read_table(
 
 
 def _is_header(values: Sequence[str], fields: Collection[str]) -> bool:
-    """Whether a first row names the columns: distinct names, one usual or one of `fields`."""
+    """Whether a first row names the columns: distinct names, one usual or one of `fields`.
+
+    Of the names of sentence pairs, such as "first", both are needed.
+    """
     names = [value.strip().lower() for value in values]
     known = {*_TEXT_NAMES, *_LABEL_NAMES, "a", "b", "sentence1", "sentence2", "premise", "id"}
     known |= {field.lower() for field in fields if not field.isdecimal()}  # no column's number
-    return len(set(names)) == len(names) and all(names) and bool(known & set(names))
+    is_pair = not {*FIRST_NAMES}.isdisjoint(names) and not {*SECOND_NAMES}.isdisjoint(names)
+    is_known = is_pair or not known.isdisjoint(names)
+    return len(set(names)) == len(names) and all(names) and is_known
 
 
 def _check_header(path: Path, number: int, values: Sequence[str]) -> None:

@@ -34,8 +34,11 @@ def parse_set(
     where = f" in {sets.set_field!r}" if record is not None else ""
     must = f"must have a list of numbers, or of equally long lists of numbers{where}"
     if not isinstance(value, (list, tuple)) or not value:
-        found = "an empty list" if value in ([], ()) else repr(value)
-        raise _set_error(record, must, found, "write [1.5, 2, 7] or [[0, 1], [2, 3]]")
+        found = "an empty list" if isinstance(value, (list, tuple)) else repr(value)
+        fix = "write [1.5, 2, 7] or [[0, 1], [2, 3]]"
+        if isinstance(value, str):
+            fix = f"{fix} in a JSONL file, without quotes"
+        raise _set_error(record, must, found, fix)
     try:
         array = np.array(value)
         if array.dtype.kind in "bU":  # which float64 would convert
@@ -104,9 +107,3 @@ def parse_number(record: Record, field: str) -> float:
         repr(value),
         "write a number, or set sets.problem=classification for labels",
     )
-
-
-def parse_label(record: Record, field: str) -> str:
-    """Return a target that is a label."""
-    value = record.value(field)
-    return str(value).lower() if isinstance(value, bool) else record.label(field)

@@ -237,7 +237,7 @@ class ClassificationTask(TrainingTask):
         if record.fields.get(name) is None:
             return np.full(len(labels), UNLABELED, np.float32)
         target = np.zeros(len(labels), np.float32)
-        for each in record.texts(name):
+        for each in record.labels(name):
             target[_index(record, labels, each, "attribute")] = 1.0
         return target
 

@@ -263,10 +263,7 @@ class TargetReader:
     def label_names(self, record: Record) -> list[str]:
         """Return the labels of a record; one unless the data are multi-label."""
         name = self.label_field(record)
-        value = record.value(name)
-        if isinstance(value, bool):
-            return [str(value).lower()]
-        names = record.texts(name)
+        names = record.labels(name)
         if self._config.classify.multi_label == "off" and len(names) != 1:
             raise record.error(
                 f"must have one label in {name!r}, for classify.multi_label=off",
@@ -291,7 +288,7 @@ class TargetReader:
         if classify.auxiliary_field:
             self.auxiliary.add(record.label(classify.auxiliary_field))
         if classify.attribute_field and record.fields.get(classify.attribute_field) is not None:
-            self.attributes.update(record.texts(classify.attribute_field))
+            self.attributes.update(record.labels(classify.attribute_field))
 
     def labels(self) -> Labels:
         """Return all labels."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from dragoman.config import Config
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.labeled_records import Record, find_field, find_pair_fields
+from dragoman.data.labeled_records import PairFieldFinder, Record
 from dragoman.errors import BundleError, ConfigError, DataError, suggest_name
 from dragoman.models.sentence_pair_classifier import (
     EXACT_MATCH,
@@ -54,8 +53,6 @@ if TYPE_CHECKING:  # loading a model imports no trainer
     from dragoman.training.progress_display import Progress
 
 WORDS_FILE, LABELS_FILE, FEATURES_FILE = "words.json", "labels.json", "features.json"
-LABEL_NAMES = ("label", "gold_label", "entailment_label", "entailment_judgment", "class")
-SCORE_NAMES = ("relatedness", "score", "relatedness_score", "similarity")
 
 
 class PairsText(NamedTuple):
@@ -64,15 +61,6 @@ class PairsText(NamedTuple):
     words: Vocabulary
     labels: Labels | None  # None if no record has a label
     has_scores: bool
-
-
-class PairFields(NamedTuple):
-    """The fields of a file."""
-
-    first: str
-    second: str
-    label: str | None
-    score: str | None
 
 
 class EncodedPair(NamedTuple):
@@ -138,7 +126,7 @@ class PairsTask(TrainingTask):
             raise ConfigError(
                 [f"sentence pairs need text.tokenizer=words; found {config.text.tokenizer}; set it"]
             )
-        fields = _field_finder(config)
+        fields = PairFieldFinder(config.pairs)
         labels, scores, texts = set[str](), 0, list[list[str]]()
         record = None
         for record in records():
@@ -189,7 +177,7 @@ class PairsTask(TrainingTask):
 
     def encode(self, records: Iterable[Record]) -> InMemoryExamples:
         """Return the pairs as token ids and flags, with labels and scores."""
-        fields = _field_finder(self.config)
+        fields = PairFieldFinder(self.config.pairs)
         pairs, labels, scores = list[EncodedPair](), list[int](), list[float]()
         for record in records:
             found = fields(record)
@@ -228,10 +216,7 @@ class PairsTask(TrainingTask):
     def _encode_score(self, record: Record, field: str | None) -> float:
         if field is None or not self.text.has_scores:
             return math.nan
-        try:
-            score = float(record.label(field))
-        except ValueError:
-            score = math.nan
+        score = record.score(field)
         if self.min_score <= score <= self.max_score:
             return score
         raise record.error(
@@ -398,7 +383,7 @@ class PairsTask(TrainingTask):
 
     def golden_inputs(self, records: Iterable[Record]) -> list[Any]:
         """Return a few pairs of sentences."""
-        fields, found = _field_finder(self.config), list[Any]()
+        fields, found = PairFieldFinder(self.config.pairs), list[Any]()
         for record in records:
             if len(found) == NUM_GOLDEN_INPUTS:
                 break
@@ -530,46 +515,6 @@ def _join(
     )
     marks = np.where(in_first | in_second, marks, 0)
     return joined[:, None], marks[:, None], total
-
-
-def _field_finder(config: Config) -> Callable[[Record], PairFields]:
-    """Return a function from a record to its `PairFields`, found in the first record of a file.
-
-    It raises DataError where a later record has a label or a score that the first one has not.
-    """
-    pairs = config.pairs
-    found: dict[Path, tuple[Record, PairFields]] = {}
-
-    def optional(record: Record, wanted: str, usual: Sequence[str], setting: str) -> str | None:
-        if not wanted and not {name.lower() for name in record.fields} & set(usual):
-            return None
-        if wanted and wanted not in record.fields and not wanted.isdecimal():
-            return None
-        return find_field(record, wanted, usual, setting=setting)
-
-    def targets(record: Record) -> tuple[str | None, str | None]:
-        return (
-            optional(record, pairs.label_field, LABEL_NAMES, "pairs.label_field"),
-            optional(record, pairs.score_field, SCORE_NAMES, "pairs.score_field"),
-        )
-
-    def find(record: Record) -> PairFields:
-        if record.file not in found:
-            sides = find_pair_fields(record, pairs.first_field, pairs.second_field)
-            found[record.file] = record, PairFields(*sides, *targets(record))
-        first, fields = found[record.file]
-        known = fields.label, fields.score
-        if record is not first and None in known:
-            for name, later in zip(known, targets(record), strict=True):
-                if name is None and later is not None:
-                    raise first.error(
-                        f"must have a field {later!r}, as line {record.number}",
-                        ", ".join(map(str, first.fields)),
-                        "add it, or remove the line",
-                    )
-        return fields
-
-    return find
 
 
 def _read_features(data: bytes) -> bool:

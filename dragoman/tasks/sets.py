@@ -20,7 +20,7 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
-from dragoman.data.set_records import is_label, parse_label, parse_number, parse_set
+from dragoman.data.set_records import is_label, parse_number, parse_set
 from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.data.synthetic_sets import (
     PROBLEMS,
@@ -177,7 +177,7 @@ class SetsTask(TrainingTask):
             return 0.0
         if self.text.labels is None:
             return parse_number(record, field)
-        label = parse_label(record, field)
+        label = record.label(field)
         if label not in self.text.labels:
             raise record.error(
                 f"must have a label of the training records in {field!r}",
@@ -383,7 +383,7 @@ def _fit_text(sets: SetsConfig, records: ReadRecords) -> SetsText:
             has_label = is_label(record.value(sets.target_field))
             problem = "classification" if has_label else "regression"
         if problem == "classification":
-            labels.add(parse_label(record, sets.target_field))
+            labels.add(record.label(sets.target_field))
         else:
             numbers.append(parse_number(record, sets.target_field))
     if not count:

@@ -434,7 +434,7 @@ def _read_sentence(config: Config, record: Record, fields: TagFields) -> TaggedS
         )
 
     def column(name: str) -> list[str]:
-        values = record.texts(name)
+        values = record.labels(name)
         if len(values) != len(tokens):
             raise record.error(
                 f"must have as many values in {name!r} as in {fields.tokens!r}",

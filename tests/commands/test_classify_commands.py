@@ -54,6 +54,18 @@ def test_a_classifier_is_trained_verified_and_predicts(
     assert "goal" in capsys.readouterr().out
 
 
+def test_a_text_without_words_does_not_end_the_explanations(
+    han: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", "-m", str(han), "--explain", "--json"]
+    assert main([*command, "a goal", " ", "a match"]) == 0
+    output = capsys.readouterr()
+    rows = [json.loads(line) for line in output.out.splitlines()]
+    assert [(row["line"], "label" in row) for row in rows] == [(1, True), (2, False), (3, True)]
+    assert "line 2 is not explained: a text to explain must hold words" in output.err
+    assert main([*command, ""]) == 2
+
+
 def test_a_classifier_is_evaluated(
     han: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

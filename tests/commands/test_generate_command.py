@@ -70,6 +70,8 @@ def test_the_prompt_may_come_from_standard_input(language_model: Path, dragoman:
         (["--temperature", "nan"], "found 'nan'"),
         (["--max-tokens", "0"], "found '0'"),
         (["--n", "0"], "found '0'"),
+        (["--regex", "a", "--regex", "b"], "--regex is given at most once here; leave out"),
+        (["-m", "another"], "--model is given at most once here; leave out the others"),
     ],
 )
 def test_bad_values_are_one_line(

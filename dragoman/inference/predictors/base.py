@@ -155,8 +155,8 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """Explain a label by the words of a text; raise ConfigError where a task cannot."""
         raise ConfigError(
             [
-                f"--explain is for models of the tasks classify and pairs; found one of "
-                f"{self.task_name}; leave it out, or use dragoman explain"
+                "--explain and explain_words are for models of the tasks classify and pairs; "
+                f"found one of {self.task_name}; use dragoman explain, or the method explain"
             ]
         )
 

@@ -14,7 +14,7 @@ from torch import nn
 from dragoman.attention.hooks import find_attentions, record
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, find_text_field
-from dragoman.errors import DataError
+from dragoman.errors import DataError, escape_unprintable
 from dragoman.inference.line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation_result import truncate_repr
@@ -69,15 +69,16 @@ class Classification:
     def to_line(self, *, top: int = 1) -> str:
         """Return `label TAB probability TAB text`; with `top`, several labels.
 
-        Those of a multi-label model are separated by commas, as are their probabilities.
+        Those of a multi-label model are separated by commas, as are their probabilities. Tabs and
+        control characters of labels are escaped.
         """
         text = replace_control_chars(self.text).replace("\t", " ")
         if top > 1:
             best = list(self.probabilities.items())[:top] if not self._is_empty else []
-            pairs = [f"{name}\t{value:.4f}" for name, value in best]
+            pairs = [f"{escape_unprintable(name)}\t{value:.4f}" for name, value in best]
             return "\t".join([*pairs, text])
         found = self.probabilities if len(self.labels) > 1 else {self.label: self.probability}
-        names = ",".join(self.labels)
+        names = ",".join(map(escape_unprintable, self.labels))
         values = ",".join(f"{found[name]:.4f}" for name in self.labels) or "0.0000"
         return f"{names}\t{values}\t{text}"
 
@@ -216,15 +217,16 @@ class Classifier(Predictor[str, StoredText, Classification]):
         """
         from dragoman.explain.classification_occlusion import explain_text
 
-        check_unicode(example)
-        [encoded] = self.encode([example])
+        [text] = self.iter_inputs([example])
+        check_unicode(text)
+        [encoded] = self.encode([text])
         if not encoded.tokens:
             raise DataError(
                 "a text to explain must hold words",
                 found=repr(example),
                 fix="pass a text with words",
             )
-        [prediction] = self._predict_buffer([example], None)
+        [prediction] = self._predict_buffer([text], None)
         probabilities = prediction.probabilities
         label = label or prediction.label or next(iter(probabilities))
         if label not in probabilities:

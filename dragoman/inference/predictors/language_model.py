@@ -483,8 +483,11 @@ def _check_options(
         )
     except ConfigError as error:
         problems += error.problems
-    except TypeError as error:
-        problems.append(f"temperature, top_k, top_p and seed must be numbers; found {error}")
+    except TypeError:
+        problems.append(
+            "temperature, top_k, top_p and seed must be numbers; found "
+            f"{(temperature, top_k, top_p, seed)!r:.120}"
+        )
     if problems:
         raise ConfigError(problems)
     return None if greedy else sampling

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.hooks import record as record_attention
 from dragoman.data.labeled_records import TEXT, Record, find_pair_fields
-from dragoman.errors import ConfigError, DataError
+from dragoman.errors import ConfigError, DataError, escape_unprintable
 from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
@@ -39,7 +39,7 @@ class PairPrediction:
         if self.probabilities is not None:
             ranked = sorted(self.probabilities.items(), key=lambda each: -each[1])[: max(1, top)]
             ranked = ranked or [("", 0.0)]
-            parts += [f"{label}\t{probability:.4f}" for label, probability in ranked]
+            parts += [f"{escape_unprintable(label)}\t{value:.4f}" for label, value in ranked]
         if self.score is not None:
             parts.append(f"{self.score:.3f}")
         return "\t".join(parts)
@@ -142,7 +142,8 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
     def size(self, example: InputPair) -> int:
         """Return the characters of both sentences."""
-        return sum(len(text) for text in example if isinstance(text, str))
+        texts = example if isinstance(example, (tuple, list)) else ()
+        return sum(len(text) for text in texts if isinstance(text, str))
 
     def encode(self, inputs: Sequence[InputPair]) -> list[EncodedPair]:
         """Return pairs of token ids; raise DataError for what is no pair of texts."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dragoman.data.labeled_records import TEXT, Record
-from dragoman.errors import DataError
+from dragoman.errors import DataError, escape_unprintable
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.sets import SetsTask
@@ -46,7 +46,7 @@ class SetPrediction:
         """Return a number, labels with their probabilities, or the clusters of the elements."""
         if self.probabilities is not None:
             ranked = sorted(self.probabilities.items(), key=lambda each: -each[1])[: max(1, top)]
-            return "\t".join(f"{label}\t{probability:.4f}" for label, probability in ranked)
+            return "\t".join(f"{escape_unprintable(label)}\t{value:.4f}" for label, value in ranked)
         if self.clusters is not None:
             return " ".join(map(str, self.clusters))
         return str(self.count) if self.count is not None else f"{self.value:g}"

@@ -297,6 +297,9 @@ def test_a_write_that_fails_before_anything_moved_leaves_the_old_bundle(
     monkeypatch.setattr("dragoman.bundle.writer.write_tensors", full)
     with pytest.raises(Exception, match="No space left on device"):
         write(tmp_path, seed=1)
+    with pytest.raises(Exception, match="No space left on device"):
+        write(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     monkeypatch.undo()
     assert Bundle.load(tmp_path).model
     assert (tmp_path / "weights.safetensors").read_bytes() == before

@@ -162,6 +162,32 @@ def test_pairs_are_two_texts(tmp_path):
     assert report.mean_words == pytest.approx((3 + 3 + 3 + 3 + 2) / 5)
 
 
+def test_pairs_with_scores_need_no_label(tmp_path):
+    rows = ["sentence_A\tsentence_B\trelatedness", "x\ty\t4.5", "x\tz\t7", "p\tq\thigh"]
+    report = check_labels(read_rows([write(tmp_path / "t.tsv", rows)]), task="pairs")
+    found = lines_by_code(report)
+    assert (found["few-labels"], found["score-range"], found["broken"]) == ([], [3], [4])
+    assert "pairs.max_score, 1 and 5 by default" in report.findings[-1].advice
+    with pytest.raises(DataError, match="must have a label field, such as 'label'; found only a"):
+        check_labels(read_rows([write(tmp_path / "u.csv", ["a,b", "x,y"])]), task="pairs")
+
+
+def test_labels_of_pairs_have_their_own_usual_names(tmp_path):
+    rows = [f'{{"premise": "x", "hypothesis": "y", "gold_label": "{each}"}}' for each in "yn"]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="pairs")
+    assert report.labels == {"n": 1, "y": 1}
+
+
+@pytest.mark.parametrize("task", ["classify", "pairs"])
+def test_labels_may_be_booleans(tmp_path, task):
+    rows = [
+        '{"text": "a", "a": "a", "b": "b", "label": true}',
+        '{"text": "c", "a": "c", "b": "d", "label": false}',
+    ]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task=task)
+    assert report.labels == {"false": 1, "true": 1}
+
+
 def test_a_bad_first_record_is_an_error(tmp_path):
     path = write(tmp_path / "t.jsonl", ['{"tokens": ["a", "b"], "tags": ["X"]}'])
     with pytest.raises(
@@ -202,13 +228,12 @@ def test_equal_sets_with_two_targets_contradict(tmp_path):
     ]
     report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
     found = lines_by_code(report)
-    assert found == {
+    assert {code: lines for code, lines in found.items() if lines} == {
         "broken": [4],
-        "empty": [],
-        "large": [],
         "duplicate": [3],
         "contradiction": [2],
     }
+    assert report.labels == {}
 
 
 def test_sets_above_the_largest_size_are_reported(tmp_path):
@@ -220,9 +245,12 @@ def test_sets_above_the_largest_size_are_reported(tmp_path):
 
 
 def test_targets_of_sets_are_labels_if_the_first_one_is(tmp_path):
-    rows = ['{"set": [1], "target": true}', '{"set": [2], "target": "x"}']
+    rows = ['{"set": [1], "target": true}', '{"set": [2], "target": "x"}'] * 2
     report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
-    assert all(each.ok for each in report.findings)
+    assert {each.code for each in report.findings if not each.ok} == {"duplicate"}
+    assert report.labels == {"true": 2, "x": 2}
+    one = check_labels(read_rows([write(tmp_path / "one.jsonl", rows[:1])]), task="sets")
+    assert lines_by_code(one)["few-labels"] == [1]
 
 
 @pytest.mark.parametrize(

@@ -112,18 +112,27 @@ def record_of(tmp_path, **fields):
 
 
 def test_missing_and_wrong_fields_are_named(tmp_path):
-    record = record_of(tmp_path, text=["a"], label={"x": 1}, flag=True)
+    record = record_of(tmp_path, text=["a"], label={"x": 1}, flag=True, none=None)
     with pytest.raises(DataError, match=r"line 1 must have a field 'lable'; found text, label"):
         record.value("lable")
     with pytest.raises(DataError, match=r"must have text in 'text'; found \[\"a\"\]"):
         record.text("text")
-    with pytest.raises(DataError, match=r"a text or a list of texts in 'label'; found {\"x\": 1}"):
-        record.texts("label")
+    with pytest.raises(
+        DataError, match=r"a label or a list of labels in 'label'; found {\"x\": 1}"
+    ):
+        record.labels("label")
     with pytest.raises(DataError, match="must have text in 'flag'; found true"):
         record.text("flag")
-    with pytest.raises(DataError, match="must have a label or a number in 'flag'; found true"):
-        record.label("flag")
-    assert record.texts("text") == record.tokens("text") == ["a"]
+    with pytest.raises(DataError, match="must have a label or a number in 'none'; found null"):
+        record.label("none")
+    assert record.labels("text") == record.tokens("text") == ["a"]
+
+
+def test_labels_are_texts_numbers_or_booleans(tmp_path):
+    record = record_of(tmp_path, one=True, list=[False, 2, "x"], nan=float("nan"))
+    assert (record.label("one"), record.labels("list")) == ("true", ["false", "2", "x"])
+    with pytest.raises(DataError, match="must have a label or a number in 'nan'; found NaN"):
+        record.label("nan")
 
 
 def test_fields_are_found_by_setting_or_usual_name(tmp_path):
@@ -142,7 +151,14 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "is_header"),
-    [("text,label", True), ("text,", False), ("one,two", False), ("good,good", False)],
+    [
+        ("text,label", True),
+        ("text,", False),
+        ("one,two", False),
+        ("good,good", False),
+        ("first,two", False),
+        ("sentence_A,sentence_B", True),
+    ],
 )
 def test_a_header_names_every_column_once(tmp_path, row, is_header):
     path = write(tmp_path / "x.csv", f"{row}\nfirst,1\nsecond,2\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -68,6 +69,11 @@ def test_tabs_and_line_ends_do_not_break_a_line(han):
     [found] = han.predict(["A great\tfilm.\nIt was\r good."])
     assert found.to_line().count("\t") == 2
     assert "\n" not in found.to_line()
+    label = dataclasses.replace(
+        found, names=("a\tb", "\x1b[1m"), labels=("a\tb",), values=np.array([0.75, 0.25])
+    )
+    assert label.to_line() == "a\\tb\t0.7500\tA great film. It was  good."
+    assert label.to_line(top=2).startswith("a\\tb\t0.7500\t\\x1b[1m\t0.2500\tA ")
 
 
 def test_a_text_without_words_has_no_label(han):
@@ -249,3 +255,8 @@ def test_a_lone_surrogate_is_an_error(flat):
     for run in (flat.predict, flat.read_arguments, lambda texts: flat.explain(texts[0])):
         with pytest.raises(DataError, match=r"valid Unicode; found U\+DCE9, a lone surr"):
             run(["x\udce9y"])
+
+
+def test_what_is_no_text_is_not_explained(han):
+    with pytest.raises(DataError, match="text 1 must be a text; found None"):
+        han.explain_words(None)

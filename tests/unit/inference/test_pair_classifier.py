@@ -41,6 +41,11 @@ def classifier_of(**pairs) -> PairClassifier:
     return PairClassifier(task.build_model(), task)
 
 
+def test_control_characters_of_labels_do_not_break_a_line():
+    found = PairPrediction("a\tb\n", {"a\tb\n": 0.75, "\x1b": 0.25}, None)
+    assert found.to_line(top=2) == "a\\tb\\n\t0.7500\t\\x1b\t0.2500"
+
+
 @pytest.mark.parametrize("interaction", ["co_attention", "decomposable", "none", "sequence"])
 def test_batching_does_not_change_results(interaction):
     model = classifier_of(interaction=interaction)
@@ -153,3 +158,9 @@ def test_a_line_has_the_most_probable_labels_and_the_score() -> None:
     found = PairPrediction("b", {"a": 0.2, "b": 0.7, "c": 0.1}, 3.25)
     assert found.to_line() == "b\t0.7000\t3.250"
     assert found.to_line(top=2) == "b\t0.7000\ta\t0.2000\t3.250"
+
+
+@pytest.mark.parametrize("value", [None, 5, float("nan"), {"a": 1}, "ab", ("a",), ("a", 1)])
+def test_no_other_value_is_a_pair(value):
+    with pytest.raises(DataError, match="an input must be a pair of texts; found "):
+        classifier_of().predict([value])

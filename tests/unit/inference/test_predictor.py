@@ -174,7 +174,7 @@ def test_task_without_explanations_raises_an_error():
     try:
         with pytest.raises(
             ConfigError,
-            match="--explain is for models of the tasks classify and pairs; found one of tag",
+            match="are for models of the tasks classify and pairs; found one of tag",
         ):
             Counter().explain_words("a")
     finally:
@@ -186,6 +186,12 @@ def write_model_of(path, task):
     (path / "manifest.json").write_text("{}")
     (path / "config.json").write_text(json.dumps({"task": task} if task else {}))
     return path
+
+
+@pytest.mark.parametrize("path", [5, ["one", "two"], []])
+def test_load_takes_one_path(path):
+    with pytest.raises(ConfigError, match=r"must be the path of its directory; found .*Translator"):
+        dragoman.load(path)
 
 
 def test_load_needs_a_model_and_a_known_task(tmp_path):

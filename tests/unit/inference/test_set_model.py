@@ -44,10 +44,10 @@ def test_predictions_have_the_fields_of_their_problem():
     (number,) = model_of(problem="maximum").predict([[1, 2]])
     assert number.to_dict() == {"value": number.value}
     assert float(number.to_line()) == pytest.approx(number.value, rel=1e-4)
-    records = [record_of(set=[1], target="a"), record_of(set=[2], target="b")]
+    records = [record_of(set=[1], target="a\n"), record_of(set=[2], target="b\n")]
     (label,) = model_of(*records).predict([[1, 2]])
     assert sum(label.probabilities.values()) == pytest.approx(1.0)
-    assert label.to_line() == f"{label.label}\t{label.probabilities[label.label]:.4f}"
+    assert label.to_line() == f"{label.label[0]}\\n\t{label.probabilities[label.label]:.4f}"
     assert label.to_line(top=2).count("\t") == 3
     (count,) = model_of(problem="unique").predict([[[0.0] * 784] * 3])
     assert count.count == round(count.rate)
@@ -122,3 +122,9 @@ def test_numbers_that_float32_does_not_have_are_an_error(numbers, fix):
 def test_outputs_that_are_not_finite_are_an_error():
     with pytest.raises(DataError, match=r"outputs are finite; found nan for 3\.\d+e\+38"):
         model_of(problem="maximum").predict([[1, 2], [3e38]])
+
+
+@pytest.mark.parametrize("value", [None, np.int64(3), "[1]"])
+def test_no_other_value_is_a_set(value):
+    with pytest.raises(DataError, match="a set must have a list of numbers"):
+        model_of(problem="maximum").predict([value])

@@ -100,6 +100,11 @@ def test_fields_have_usual_names_or_those_of_the_settings():
     assert task.encode(rows).values["score"].tolist() == [1.0, 2.0]
 
 
+def test_labels_may_be_booleans():
+    task = task_of(record_of(a="x", b="y", label=True), record_of(a="x", b="z", label=False))
+    assert task.text.labels.names == ("false", "true")
+
+
 def test_a_named_field_that_no_training_pair_has_is_an_error():
     with pytest.raises(DataError, match=r"line 3 must have the field 'lable' of pairs.label_field"):
         task_of(label_field="lable")
