@@ -39,6 +39,9 @@ _FORBIDDEN = (
     (re.compile(r"\bimport(?:\(|\.meta).*"), "a static import"),
     (re.compile(r"</script|<!--", re.IGNORECASE), "text that can stand in an HTML script"),
 )
+_GLOBALS = (
+    "Array, Boolean, Math, Number, Object, String, document"  # as parameters they get short names
+)
 _CONST = re.compile(r"^( *(?:for (?:await )?\()?)const ", re.MULTILINE)
 _HTML_OPTIONS = {  # markup that `html_export` and parsers of XML-like HTML find
     "html-keep-default-attr-vals": True,
@@ -133,7 +136,7 @@ def join_modules(folder: Path, entry: str = "main.js") -> str:
     body = "".join(modules[name].body for name in order_modules(modules, entry))
     # No module assigns to a const, and `let` is shorter.
     body = _CONST.sub(r"\1let ", body)
-    return f"(() => {{\n{body}}})();"
+    return f"(({_GLOBALS}) => {{\n{body}}})({_GLOBALS});"
 
 
 def check_minifier() -> None:

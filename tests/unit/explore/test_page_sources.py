@@ -15,6 +15,7 @@ import dragoman
 SOURCES = Path(dragoman.__file__).parent / "explore" / "page"
 VENDOR = SOURCES.parent / "static" / "vendor"
 MODULES = sorted((SOURCES / "js").glob("*.js"))
+VIEWS = SOURCES / "js" / "state.js"  # panels; the page has a title and a purpose for each
 STRING = r"'(?:[^'\\]|\\.)+'"
 PLACES = set(
     re.findall(
@@ -60,7 +61,9 @@ def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
     """Return the English and the Chinese keys of every addTexts call of a module."""
     source = path.read_text(encoding="utf-8")
     found = []
-    calls = re.findall(r"^addTexts\('(\w+)', \{\n(.*?)^\}\);", source, flags=re.M | re.S)
+    calls = re.findall(
+        r"^(?:const \w+ = )?addTexts\('(\w+)', \{\n(.*?)^\}\);", source, flags=re.M | re.S
+    )
     for prefix, table in calls:
         english, chinese = set(), set()
         for line in table.splitlines():
@@ -87,9 +90,17 @@ def test_every_key_of_the_page_has_a_string() -> None:
     page = (SOURCES / "index.html").read_text(encoding="utf-8")
     used = set(re.findall(r'data-i18n(?:-label)?="([\w.]+)"', page))
     for path in MODULES:
-        used |= set(
-            re.findall(r"(?:translate|sentence)\('([\w.]+)'", path.read_text(encoding="utf-8"))
-        )
+        source = path.read_text(encoding="utf-8")
+        used |= set(re.findall(r"(?:translate|sentence)\('([\w.]+)'", source))
+        for name, prefix in re.findall(r"^const (\w+) = addTexts\('(\w+)'", source, flags=re.M):
+            assert name == f"{prefix}Text"
+            used |= {f"{prefix}.{key}" for key in re.findall(rf"\b{name}\('([\w.]+)'", source)}
+    views = re.search(r"^export const VIEWS = \[(.*)\];", VIEWS.read_text("utf-8"), flags=re.M)
+    assert views
+    used |= {
+        f"{view}.{key}" for view in re.findall(r"\w+", views[1]) for key in ("title", "purpose")
+    }
+    assert len(used) > 150
     assert used <= known
 
 

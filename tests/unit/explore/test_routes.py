@@ -80,7 +80,7 @@ def test_the_root_leads_to_the_page(client: TestClient) -> None:
         assert (answer.status_code, answer.headers["location"]) == (307, "/explore/")
     page = client.get("/explore/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert 'id="panel-strip"' in page.text
+    assert 'id="panel-nav"' in page.text
 
 
 def test_files_have_types_and_digests(client: TestClient) -> None:

@@ -1,9 +1,21 @@
-// Elements without markup strings: element('button', {class: 'plain', onclick: f}, 'Text', child).
+// Elements without markup strings.
 
-export function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  setAttributes(node, attributes);
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+// make('p.quiet', 'Text'), make('button.plain', { onclick: f }, 'Text'): a tag with classes, attributes if the next
+// argument is a plain object, then children as in setChildren.
+export function make(kind, ...children) {
+  const [tag, ...classes] = kind.split('.');
+  const attributes = children[0]?.constructor === Object ? children.shift() : {};
+  const node = setAttributes(document.createElement(tag), {
+    class: classes.join(' ') || null,
+    type: tag === 'button' ? 'button' : null,
+    ...attributes,
+  });
+  return setChildren(node, children);
+}
+
+// Replace the content of an element by texts, nodes and lists of them; null, undefined and false are left out.
+export function setChildren(node, ...children) {
+  node.replaceChildren(...children.flat(2).filter((child) => child !== false && (child ?? null) !== null));
   return node;
 }
 
