@@ -154,6 +154,22 @@ def check_minifier() -> None:
         )
 
 
+def link_built_files(folder: Path) -> str:
+    """Return index.html with the built files in place of the sources; raise ValueError if it has
+    no link to one of them.
+    """
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    links = [f'<link rel="stylesheet" href="static/{name}">\n' for name in STYLESHEETS]
+    for old, new in (
+        ("".join(links), '<link rel="stylesheet" href="static/explorer.css">\n'),
+        ('src="static/js/main.js"', 'src="static/explorer.js"'),
+    ):
+        if old not in page:
+            raise ValueError(f"index.html: must have {old!r}")
+        page = page.replace(old, new)
+    return page
+
+
 def build_page(folder: Path = SOURCE_DIR) -> dict[str, str]:
     """Return the built files by name: index.html, one script and one style sheet.
 
@@ -164,19 +180,10 @@ def build_page(folder: Path = SOURCE_DIR) -> dict[str, str]:
 
     minify.config(_HTML_OPTIONS)
     styles = "".join((folder / name).read_text(encoding="utf-8") for name in STYLESHEETS)
-    page = (folder / "index.html").read_text(encoding="utf-8")
-    links = [f'<link rel="stylesheet" href="static/{name}">\n' for name in STYLESHEETS]
-    for old, new in (
-        ("".join(links), '<link rel="stylesheet" href="static/explorer.css">\n'),
-        ('src="static/js/main.js"', 'src="static/explorer.js"'),
-    ):
-        if old not in page:
-            raise ValueError(f"index.html: must have {old!r}")
-        page = page.replace(old, new)
     return {
         "explorer.css": minify.string("text/css", styles) + "\n",
         "explorer.js": minify.string("application/javascript", join_modules(folder / "js")) + "\n",
-        "index.html": minify.string("text/html", page) + "\n",
+        "index.html": minify.string("text/html", link_built_files(folder)) + "\n",
     }
 
 
@@ -189,7 +196,7 @@ def main() -> int:
         return 2
     for name, text in files.items():
         (STATIC_DIR / name).write_bytes(text.encode("utf-8"))
-    size = sum(path.stat().st_size for path in STATIC_DIR.rglob("*.[chj]*s*"))
+    size = sum(path.stat().st_size for path in STATIC_DIR.rglob("*") if path.is_file())
     print(f"{STATIC_DIR.relative_to(ROOT)}: {size:,} bytes")
     return 0
 

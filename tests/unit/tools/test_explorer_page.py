@@ -59,6 +59,12 @@ def test_another_minifier_is_rejected(tool, monkeypatch, capsys):
     assert "found 1.2.3" in capsys.readouterr().err
 
 
+def test_a_page_without_its_links_is_rejected(tool, tmp_path):
+    (tmp_path / "index.html").write_text("<html></html>", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^index\.html: must have .*static/app\.css"):
+        tool.link_built_files(tmp_path)
+
+
 def test_modules_of_the_page_follow_the_rules(tool):
     modules = tool.read_modules(tool.SOURCE_DIR / "js")
     order = tool.order_modules(modules, "main.js")

@@ -295,7 +295,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const context = canvas.getContext('2d');
     context.setTransform(ratio, 0, 0, ratio, -left * ratio, -top * ratio);
     context.font = `15px ${getComputedStyle(treeScroller).getPropertyValue('--serif')}`;
-    const [accent, soft, edge, ink, panel] = ['accent', 'accent-soft', 'edge', 'ink', 'panel'].map(themeColor);
+    const [accent, soft, edge, ink, panel] = ['draw-accent', 'accent-soft', 'draw-edge', 'draw-ink', 'draw-panel'].map(themeColor);
     const stroke = (color, width) => {
       context.strokeStyle = color;
       context.lineWidth = width;

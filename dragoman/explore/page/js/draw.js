@@ -51,7 +51,7 @@ function palette() {
     signed: drawRamp([...[3, 2, 1].map((i) => themeColor(`minus-${i}`)), ...heat], 255),
     font: getComputedStyle(document.body).fontFamily,
   };
-  for (const name of ['ink', 'edge', 'line', 'accent', 'panel']) drawColours[name] = themeColor(name);
+  for (const name of ['ink', 'edge', 'line', 'accent', 'panel']) drawColours[name] = themeColor(`draw-${name}`);
   return drawColours;
 }
 
