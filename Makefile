@@ -1,6 +1,7 @@
 # make demo    set up, then translate with the built-in model, generate a corpus, train on it and show the attention
 # make test    set up, then lint, check types and run the tests
 # make setup   only create .venv with the command in it
+# make page    build the explorer page: dragoman/explore/static from its sources in dragoman/explore/page
 # make docs    set up, then generate docs/settings.md and build the site with the API reference into site/
 # make test-gpu  run the tests that need a GPU or Triton; installs nothing: make GPU_PYTHON=python3 test-gpu
 
@@ -11,7 +12,7 @@ TESTS ?= tests
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_WORKERS ?= 4
 
-.PHONY: setup demo test chromium test-gpu test-slow lint types format docs clean
+.PHONY: setup demo page test chromium test-gpu test-slow lint types format docs clean
 
 setup: .venv/installed
 
@@ -27,6 +28,9 @@ setup: .venv/installed
 
 demo: setup
 	$(BIN)/dragoman demo
+
+page: setup
+	$(BIN)/python tools/build_explorer_page.py
 
 test: lint types chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(TESTS)

@@ -2,13 +2,11 @@
 
 With DRAGOMAN_PREBUILD_KERNELS=1 a wheel contains the C++ kernels of CPU inference, compiled for
 several instruction sets, and is tagged for its platform. Without it the wheel is pure Python, and
-the kernels are compiled on first use. Where tdewolff-minify is installed, as it is for builds on
-Linux, the scripts and style sheets of the explorer page are minified.
+the kernels are compiled on first use.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -21,34 +19,16 @@ from setuptools.command.build_py import build_py
 sys.path.insert(0, str(Path(__file__).parent))  # what a build needs imports no dependency
 PREBUILD = os.environ.get("DRAGOMAN_PREBUILD_KERNELS") == "1"
 CPU_ENGINE = Path("dragoman/inference/cpu")
-STATIC = Path("dragoman/explore/static")
 
 
 class BuildPackage(build_py):
-    """Minify the explorer page and compile the kernels in the build directory."""
+    """Compile the kernels in the build directory."""
 
     def run(self) -> None:
-        """Copy the package, then minify and compile the copy; an editable install has none."""
-        self.force = (
-            True  # a copy that was minified by an earlier build looks newer than its sources
-        )
+        """Copy the package, then compile the kernels."""
         super().run()
-        if not self.editable_mode:
-            minify_page(Path(self.build_lib) / STATIC)
         if PREBUILD:
             compile_kernels(Path(self.build_lib) / CPU_ENGINE / "prebuilt")
-
-
-def minify_page(folder: Path) -> None:
-    """Minify the files of the explorer page, if the minifier is installed."""
-    try:
-        import minify
-    except ImportError:
-        logging.warning("tdewolff-minify is not installed: the explorer page is not minified")
-        return
-    from dragoman.explore.html_export import minify_static_files
-
-    minify_static_files(folder, minify.string)
 
 
 def compile_kernels(folder: Path) -> None:

@@ -10,7 +10,6 @@ import contextvars
 import hashlib
 import json
 import logging
-import mimetypes
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import resources
@@ -317,7 +316,7 @@ def _body_error() -> RequestError:
 
 
 def read_static_files() -> Iterator[tuple[str, StaticFile]]:
-    """Yield the files of the page by their path under static/, index.html included."""
+    """Yield what the page consists of by its path under static/, index.html included."""
     types = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
     def walk(folder: Any, prefix: str) -> Iterator[tuple[str, StaticFile]]:
@@ -326,11 +325,12 @@ def read_static_files() -> Iterator[tuple[str, StaticFile]]:
             if each.is_dir():
                 yield from walk(each, f"{name}/")
                 continue
+            kind = types.get(name[name.rfind(".") :])
+            if kind is None:  # licences
+                continue
             content = each.read_bytes()
-            suffix = name[name.rfind(".") :]
-            kind = types.get(suffix) or mimetypes.guess_type(name)[0] or "text/plain"
-            kind = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
-            yield name, StaticFile(content, kind, f'"{hashlib.sha256(content).hexdigest()}"')
+            etag = f'"{hashlib.sha256(content).hexdigest()}"'
+            yield name, StaticFile(content, f"{kind}; charset=utf-8", etag)
 
     yield from walk(resources.files("dragoman.explore") / "static", "")
 

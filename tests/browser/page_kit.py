@@ -1,5 +1,5 @@
 """Open the explorer page in Chromium without a server: Playwright answers its requests from the
-package's files.
+package's files, or from the page's sources for tests that import one of its modules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, TimeoutErr
 import dragoman
 
 STATIC = Path(dragoman.__file__).parent / "explore" / "static"
+SOURCES = STATIC.parent / "page"
 ORIGIN = "http://127.0.0.1:9"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -32,8 +33,13 @@ class FakeServer:
     """
 
     def __init__(
-        self, explanation: dict[str, Any] | None, answers: dict[str, Answer] | None = None
+        self,
+        explanation: dict[str, Any] | None,
+        answers: dict[str, Answer] | None = None,
+        *,
+        from_sources: bool = False,
     ) -> None:
+        self.folder = SOURCES if from_sources else STATIC
         self.explanations = {} if explanation is None else {explanation["digest"]: explanation}
         self.first = explanation["digest"] if explanation else None
         self.answers = {"off": self.switch_off} | (answers or {})
@@ -58,9 +64,11 @@ class FakeServer:
         """Answer one request of the page."""
         path = unquote(urlsplit(route.request.url).path)
         if path == "/explore/":
-            self.send_file(route, STATIC / "index.html")
-        elif path.startswith("/explore/static/"):
+            self.send_file(route, self.folder / "index.html")
+        elif path.startswith("/explore/static/vendor/"):
             self.send_file(route, STATIC / path.removeprefix("/explore/static/"))
+        elif path.startswith("/explore/static/"):
+            self.send_file(route, self.folder / path.removeprefix("/explore/static/"))
         elif path.startswith("/explore/api/"):
             self.answer(route, path.removeprefix("/explore/api/"))
         else:
@@ -127,9 +135,11 @@ def open_page(
     explanation: dict[str, Any] | None,
     fragment: str = "",
     answers: dict[str, Answer] | None = None,
+    *,
+    from_sources: bool = False,
 ) -> tuple[Page, FakeServer, list[str]]:
     """Return the page once it is ready, its server, and the console messages (must stay empty)."""
-    server = FakeServer(explanation, answers)
+    server = FakeServer(explanation, answers, from_sources=from_sources)
     page = context.new_page()
     problems: list[str] = []
     page.on(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,7 @@ from served_kit import SENTENCES
 from test_served import PANELS, read_panel, use_every_panel
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.html_export import (
-    STATIC_DIR,
-    export_html,
-    minify_static_files,
-    read_island,
-)
+from dragoman.explore.html_export import export_html, read_island
 from dragoman.explore.notebook import show_spaces
 
 
@@ -37,27 +31,6 @@ def test_a_file_works_from_disk_without_a_network(visit, explanation, tmp_path: 
     assert found.page.locator("#panel-strip .source .run").text_content() == SENTENCES[0]
     assert (found.foreign, found.console, found.violations, found.dialogs) == ([], [], [], [])
     assert len(found.requests) == 1  # the file itself
-
-
-def test_a_file_of_the_minified_page_works(
-    visit, explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As an installed wheel writes it: every panel has the same text as from the sources."""
-    minify = pytest.importorskip("minify", reason="needs tdewolff-minify")
-    folder = tmp_path / "static"
-    shutil.copytree(STATIC_DIR, folder)
-    minify_static_files(folder, minify.string)
-    assert [path.name for path in (folder / "js").iterdir()] == ["main.js"]
-    shown = []
-    for name, static in (("sources", STATIC_DIR), ("minified", folder)):
-        monkeypatch.setattr("dragoman.explore.html_export.STATIC_DIR", static)
-        export_html(explanation, tmp_path / f"{name}.html")
-        found = visit((tmp_path / f"{name}.html").as_uri(), offline=True)
-        found.wait_until_ready()
-        use_every_panel(found)
-        shown.append({panel: read_panel(found.page, panel) for panel in PANELS})
-        assert (found.foreign, found.console, found.violations) == ([], [], [])
-    assert shown[1] == shown[0]
 
 
 def test_export_import_export_keeps_the_content(explanation, tmp_path: Path) -> None:

@@ -73,11 +73,13 @@ def show(browser: Any) -> Any:
         explanation: dict[str, Any],
         fragment: str = "",
         answers: dict[str, Callable[[dict[str, Any]], Any]] | None = None,
+        *,
+        from_sources: bool = False,
         **options: Any,
     ) -> tuple[Any, Any, list[str]]:
         context = open_context(browser, **options)
         contexts.append(context)
-        return open_page(context, explanation, fragment, answers)
+        return open_page(context, explanation, fragment, answers, from_sources=from_sources)
 
     yield open_it
     for context in contexts:
@@ -155,7 +157,7 @@ def test_thumbnails_have_the_colour_of_their_weights(show, explanation, dark):
 
 @pytest.mark.parametrize("head", ["x1.0", "d0.2", "e0.1"])
 def test_matrix_is_drawn_cell_by_cell(show, explanation, head):
-    page, _, _ = show(explanation, f"h={head}&t=2&s=1")
+    page, _, _ = show(explanation, f"h={head}&t=2&s=1", from_sources=True)
     site, number_of_head = head.split(".")
     weights = decode(explanation, f"{site}.w")[int(number_of_head)]
     table = np.array(page.evaluate(TABLE)).reshape(256, 4)
@@ -163,6 +165,17 @@ def test_matrix_is_drawn_cell_by_cell(show, explanation, head):
     colours = page.evaluate(CENTRES, [rows, columns])
     codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)
     assert np.array_equal(np.array(colours).reshape(rows, columns, 4), table[codes])
+
+
+def test_the_built_page_shows_what_its_sources_show(show, explanation):
+    shown = []
+    for from_sources in (False, True):
+        page, _, problems = show(explanation, "h=x1.0&t=2&s=1", from_sources=from_sources)
+        open_tables(page)
+        shown.append(page.locator("body").inner_text())
+        assert problems == []
+    assert shown[0] == shown[1]
+    assert len(shown[0]) > 3000
 
 
 def test_keys_move_the_cursor_and_the_selection(show, explanation):

@@ -14,7 +14,7 @@ import dragoman
 from dragoman.explore.html_export import export_html
 from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
 
-STATIC = Path(dragoman.__file__).parent / "explore" / "static"
+SOURCES = Path(dragoman.__file__).parent / "explore" / "page"
 SINKS = (
     "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "createContextualFragment",
     ".srcdoc", "eval(", "new Function", "setTimeout('", 'setTimeout("', "javascript:", "DOMParser",
@@ -32,14 +32,14 @@ ATTACK = """() => {
 }"""
 
 
-@pytest.mark.parametrize("path", sorted((STATIC / "js").glob("*.js")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((SOURCES / "js").glob("*.js")), ids=lambda path: path.name)
 def test_the_sources_use_no_sink_for_code(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not [sink for sink in SINKS if sink in text]
 
 
 def test_the_page_has_no_inline_code_and_no_foreign_address() -> None:
-    text = (STATIC / "index.html").read_text(encoding="utf-8")
+    text = (SOURCES / "index.html").read_text(encoding="utf-8")
     assert " style=" not in text
     assert " on" + "click=" not in text
     assert "<style" not in text

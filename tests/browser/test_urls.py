@@ -4,12 +4,14 @@ into it can break the page.
 
 from __future__ import annotations
 
+import functools
 import random
 import string
 from typing import Any
 
+import page_kit
 import pytest
-from page_kit import ORIGIN, open_context, open_page, wait_until
+from page_kit import ORIGIN, open_context, wait_until
 from playwright.sync_api import expect
 from synthetic import make_explanation
 
@@ -25,6 +27,8 @@ PARSE = """(fragments) => import('/explore/static/js/url.js').then(({ parseFragm
     const again = parseFragment(formatFragment(state, each));
     return JSON.stringify(state) === JSON.stringify(again);
   }))"""
+
+open_page = functools.partial(page_kit.open_page, from_sources=True)  # for the imports above
 
 
 def random_state(generator: random.Random, explanation: dict[str, Any]) -> dict[str, Any]:

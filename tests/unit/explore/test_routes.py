@@ -80,21 +80,21 @@ def test_the_root_leads_to_the_page(client: TestClient) -> None:
         assert (answer.status_code, answer.headers["location"]) == (307, "/explore/")
     page = client.get("/explore/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert 'id="panel-strip"' in page.text
+    assert 'id="panel-nav"' in page.text
 
 
 def test_files_have_types_and_digests(client: TestClient) -> None:
-    script = client.get("/explore/static/js/main.js")
+    script = client.get("/explore/static/explorer.js")
     assert script.headers["content-type"] == "text/javascript; charset=utf-8"
-    assert client.get("/explore/static/app.css").headers["content-type"].startswith("text/css")
+    assert client.get("/explore/static/explorer.css").headers["content-type"].startswith("text/css")
     assert script.headers["cache-control"] == "no-cache"
     again = client.get(
-        "/explore/static/js/main.js", headers={"If-None-Match": script.headers["etag"]}
+        "/explore/static/explorer.js", headers={"If-None-Match": script.headers["etag"]}
     )
     assert (again.status_code, again.content) == (304, b"")
-    other = client.get("/explore/static/js/main.js", headers={"If-None-Match": '"x", W/"y"'})
+    other = client.get("/explore/static/explorer.js", headers={"If-None-Match": '"x", W/"y"'})
     assert other.status_code == 200
-    head = client.head("/explore/static/js/main.js")
+    head = client.head("/explore/static/explorer.js")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(script.content))
 
@@ -106,9 +106,11 @@ def test_files_have_types_and_digests(client: TestClient) -> None:
         "/explore/static/%2e%2e/app.py",
         "/explore/static/..%2fapp.py",
         "/explore/static//etc/passwd",
-        "/explore/static/js/..%2f..%2f..%2fsession.py",
-        "/explore/static/js%00/main.js",
-        "/explore/static/js",
+        "/explore/static/vendor/..%2f..%2f..%2fsession.py",
+        "/explore/static/vendor%00/explorer.js",
+        "/explore/static/vendor",
+        "/explore/static/vendor/README.md",
+        "/explore/page/js/main.js",
         "/explore/static/",
         "/etc/passwd",
         f"{API}/nothing",

@@ -1,16 +1,16 @@
 // The translation as running text: probabilities, where each token was read from, alternatives, steps of decoding.
+import { make, setAttributes, setChildren } from './dom.js';
 import { addTexts, currentLanguage, formatNumber, formatScore, translate } from './i18n.js';
-import { setAttributes } from './dom.js';
 import { rovingFocus } from './keys.js';
-import { formatLogprob, make, sentence, termList } from './parts.js';
+import { formatLogprob, joinTexts, sentence, termList } from './parts.js';
 import { compareTokens, quoted, renderText, tokenLabel } from './text.js';
 
-addTexts('strip', {
-  title: '译文',
+const stripText = addTexts('strip', {
+  title: ['Translation', '译文'],
   'title@other': ['Prediction', '预测'],
   'title@tag': ['Tags', '标注'],
   'title@language': ['Text', '文字'],
-  purpose: '选中译文中的一个词，看它读自哪里、模型有多大把握、差点写成什么。',
+  purpose: ['Select a word of the translation to see where it was read from, how sure the model was and what it nearly wrote instead.', '选中译文中的一个词，看它读自哪里、模型有多大把握、差点写成什么。'],
   'purpose@other': ['What the model predicted, how sure it was, and which tokens counted.', '模型预测了什么、有多大把握、哪些词元起了作用。'],
   source: ['Source', '原文'],
   'source@other': ['Input', '输入'],
@@ -66,23 +66,19 @@ addTexts('strip', {
   same: ['The model’s translation is your reference.', '模型的译文就是你的参考译文。'],
 });
 
-export function formatPart(value) {
-  return `${value > 0 && value < 0.01 ? '<1' : Math.round(100 * value)} %`;
-}
+export const formatPart = (value) => `${value > 0 && value < 0.01 ? '<1' : Math.round(100 * value)} %`;
 
 // Near zero, two digits would hide what a sure token costs.
-function stripLog(value) {
-  return formatNumber(value, Math.abs(value) < 0.1 ? 3 : 2);
-}
+const stripLog = (value) => formatNumber(value, Math.abs(value) < 0.1 ? 3 : 2);
 
 // The full name of a target token for screen readers: position, text, probability, strongest source token.
 function stripTargetName(ex, t) {
   const { logprob, forced } = ex.steps[t];
   const source = ex.source.tokens[ex.sourceWeights(t)?.strongest];
   const text = tokenLabel(ex.outputToken(t));
-  return translate('strip.nameTarget', { at: t + 1, count: ex.target.tokens.length, text, p: formatLogprob(logprob) })
-    + (source ? translate('strip.nameStrongest', { source: tokenLabel(source) }) : '')
-    + (forced ? translate('strip.nameForced') : '');
+  return stripText('nameTarget', { at: t + 1, count: ex.target.tokens.length, text, p: formatLogprob(logprob) })
+    + (source ? stripText('nameStrongest', { source: tokenLabel(source) }) : '')
+    + (forced ? stripText('nameForced') : '');
 }
 
 function stripLanguage(code) {
@@ -100,9 +96,7 @@ function stripWord(side, index) {
   return quoted(word && word.length <= 40 ? word : tokenLabel(side.tokens[index]), side.lang);
 }
 
-function stripOutputWord(ex, t) {
-  return ex.hasClasses ? quoted(tokenLabel(ex.outputToken(t)), ex.target.lang) : stripWord(ex.target, t);
-}
+const stripOutputWord = (ex, t) => (ex.hasClasses ? quoted(tokenLabel(ex.outputToken(t)), ex.target.lang) : stripWord(ex.target, t));
 
 export function shellQuote(text) {
   if (/^[\w./-]+$/.test(text)) return text;
@@ -139,10 +133,10 @@ export function compareTexts(before, after) {
       const tag = { kept: 'span', gone: 'del' }[kind] ?? 'ins';
       run.append(kind ? make(`${tag}.${kind}`, { 'data-label': label }, node.textContent) : node.textContent);
     }
-    return make('div', make('h4', translate(`strip.${key}`)), run);
+    return make('div', make('h4', stripText(key)), run);
   };
   return [
-    make('p.answer', translate('strip.summary', {
+    make('p.answer', stripText('summary', {
       changed: marks.filter((mark) => mark !== 'kept').length,
       count: marks.length,
       before: stripLog(before.score?.sum),
@@ -150,7 +144,7 @@ export function compareTexts(before, after) {
     })),
     markText('before', before, (index) => (stayed[index] ? 'kept' : 'gone')),
     markText('after', after, (index) => marks[index]),
-    make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, translate(`strip.${key}`)))),
+    make('p.legend', ['changed', 'new'].map((key) => make(`span.key.${key}`, stripText(key)))),
   ];
 }
 
@@ -215,7 +209,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       items: [],
       node: make('div.side.target',
         isPair && make('bdi.run.small', { dir: ex.target.dir }, ex.target.text),
-        make('h3', { id: 'strip-target' }, translate('strip.classes')),
+        make('h3', { id: 'strip-target' }, stripText('classes')),
         make('ul.classes', { 'aria-labelledby': 'strip-target' }, classes.map(({ id, text }) => {
           const logprob = logprobs.get(id);
           return make('li', { class: id === chosen ? 'chosen' : null, var: { p: Math.exp(logprob ?? -Infinity).toFixed(4) } },
@@ -230,12 +224,12 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     target = ex.hasClasses ? buildClasses() : buildSide('target', 'step');
     source.node.hidden = !ex.source.tokens.length;
     const keys = { probability: true, low: true, forced: ex.steps.some((step) => step.forced), weighted: ex.sourceWeights(0) };
-    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, translate(`strip.${key}`)));
-    texts.replaceChildren(make('p.cut', { hidden: !ex.missing.text }, ex.missing.text), source.node, target.node, make('p.legend', legend));
+    const legend = Object.keys(keys).filter((key) => keys[key]).map((key) => make(`span.key.${key}`, stripText(key)));
+    setChildren(texts, make('p.cut', { hidden: !ex.missing.text }, ex.missing.text), source.node, target.node, make('p.legend', legend));
     clock.hidden = ex.steps.length < 2;
-    timeLabel.textContent = translate('strip.time');
-    dock.ariaLabel = translate('strip.dock');
-    for (const { button, key } of steppers) button.ariaLabel = translate(`strip.${key}`);
+    timeLabel.textContent = stripText('time');
+    dock.ariaLabel = stripText('dock');
+    for (const { button, key } of steppers) button.ariaLabel = stripText(key);
     update(store.get());
     // A new explanation that arrives while a token has the focus must not lose it.
     if (hadFocus) texts.querySelector('.target [tabindex="0"]')?.focus({ preventScroll: true });
@@ -256,7 +250,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       const p = later || !step ? 0 : Math.exp(step.logprob);
       setAttributes(button, {
         'data-later': String(later),
-        'aria-label': later ? translate('strip.nameLater', { at: index + 1, count: target.items.length })
+        'aria-label': later ? stripText('nameLater', { at: index + 1, count: target.items.length })
           : step ? stripTargetName(ex, index) : tokenLabel(ex.target.tokens[index]),
         var: { p: p.toFixed(4) },
       });
@@ -264,21 +258,21 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       button.classList.toggle('forced', !later && Boolean(step?.forced));
       button.classList.toggle('later', later);
     });
-    const measure = translate(`strip.${weights?.from}`);
+    const measure = stripText(weights?.from);
     source.items.forEach((button, index) => {
       const part = weights?.values[index] ?? 0;
       const text = tokenLabel(ex.source.tokens[index]);
       setAttributes(button, {
         'aria-current': index === state.src || null,
-        'aria-label': translate('strip.nameSource', { at: index + 1, count: source.items.length, text })
-          + (weights ? translate('strip.weight', { part: formatPart(part), measure }) : ''),
+        'aria-label': stripText('nameSource', { at: index + 1, count: source.items.length, text })
+          + (weights ? stripText('weight', { part: formatPart(part), measure }) : ''),
         var: { w: (part / most).toFixed(4) },
       });
       button.classList.toggle('strongest', weights?.strongest === index);
     });
     target.roving?.refresh(target.items[t]);
     source.roving.refresh(source.items[state.src ?? Math.max(weights?.strongest ?? 0, 0)]);
-    where.textContent = translate('strip.step', { at: t + 1, count: ex.steps.length });
+    where.textContent = stripText('step', { at: t + 1, count: ex.steps.length });
     for (const { button, by } of steppers) button.disabled = !ex.steps[t + by];
     timeBox.checked = state.time;
     showDetail(t, weights?.strongest >= 0 ? weights : null);
@@ -287,25 +281,25 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   // The dock, and under the text what is known about token t.
   function showDetail(t, weights) {
     const step = ex.steps[t];
-    detail.replaceChildren();
+    setChildren(detail);
     if (!step) return;
-    dockText.replaceChildren(
+    setChildren(dockText,
       stripOutputWord(ex, t), ` ${formatLogprob(step.logprob)}`,
-      ...weights ? [' ← ', stripWord(ex.source, weights.strongest)] : [],
+      weights && [' ← ', stripWord(ex.source, weights.strongest)],
       make('span.quiet', ` · ${where.textContent}`),
     );
     const facts = {
       probability: formatLogprob(step.logprob),
       rank: String(step.rank),
-      entropy: translate('strip.nats', { value: formatNumber(step.entropy) }),
+      entropy: stripText('nats', { value: formatNumber(step.entropy) }),
       logprob: stripLog(step.logprob),
       cumulative: stripLog(ex.steps.slice(0, t + 1).reduce((total, each) => total + each.logprob, 0)),
     };
     // Padding and the like are forbidden everywhere; more than that is worth a sentence.
     const usual = Math.min(...ex.steps.map((each) => each.masked));
     detail.append(make('div.reading', weights && readSentence(t, weights), weights && disagreement(t, weights),
-      termList('facts.number', Object.entries(facts).map(([key, value]) => [translate(`strip.${key}`), value])),
-      step.masked > usual && make('p.quiet', translate('strip.masked', { count: step.masked }))));
+      termList('facts.number', Object.entries(facts).map(([key, value]) => [stripText(key), value])),
+      step.masked > usual && make('p.quiet', stripText('masked', { count: step.masked }))));
     if (!ex.hasClasses) detail.append(buildAlternatives(t, step));
   }
 
@@ -320,10 +314,10 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
         token: stripOutputWord(ex, t),
         source: stripWord(ex.source, strongest),
         part: formatPart(values[strongest]),
-        measure: translate(`strip.${from}`),
+        measure: stripText(from),
       }),
       name && [' ', ...sentence('strip.readHead', { head: make('strong', name), weight: formatNumber(weight) }), ' ',
-        make('button.plain.inline', { onclick: open }, translate('strip.openHead'))]);
+        make('button.plain.inline', { onclick: open }, stripText('openHead'))]);
   }
 
   // Attribution and attention are two measures: where their strongest words differ, the page shows both.
@@ -339,12 +333,12 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   function buildAlternatives(t, step) {
     const { lang } = ex.target;
     const options = step.top.map(([id, text, logprob], rank) => {
-      const note = id === step.id ? translate('strip.chosen') : !api && ex.branches[`${t}:${id}`] ? translate('strip.ready') : '';
+      const note = id === step.id ? stripText('chosen') : !api && ex.branches[`${t}:${id}`] ? stripText('ready') : '';
       const [label, p] = [tokenLabel({ text }), formatLogprob(logprob)];
       return make('li', {
         role: 'option',
         'aria-selected': id === step.id,
-        'aria-label': [label, p, note].filter(Boolean).join(', '),
+        'aria-label': joinTexts([label, p, note], ', '),
         'data-id': id,
         var: { p: Math.exp(logprob).toFixed(4) },
       }, make('span.rank.number', rank + 1), make('bdi.alt', { lang }, label), make('span.note', note), make('span.number', p));
@@ -362,7 +356,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     rovingFocus(list, { items: () => options, vertical: true, onPress: (option) => take(t, Number(option.dataset.id)) });
     const hint = api ? 'strip.takeServed' : Object.keys(ex.branches).length ? 'strip.takeReady' : 'strip.takeNone';
     return make('div.choices',
-      make('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, make('p.quiet', translate(hint)));
+      make('h3', { id: 'strip-alternatives' }, stripText('alternatives')), list, make('p.quiet', translate(hint)));
   }
 
   // Translate again with another token at step t: ask the model, or use what the file has.
@@ -404,12 +398,12 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
       comparison = null;
       replace(before);
     };
-    compare.replaceChildren(
-      make('h3', translate('strip.changes')),
+    setChildren(compare,
+      make('h3', stripText('changes')),
       ...compareTexts(before, after),
       make('div.row',
-        ex === after && make('button', { onclick: undo }, translate('strip.undo')),
-        make('button.plain', { onclick: close }, translate('strip.dismiss'))),
+        ex === after && make('button', { onclick: undo }, stripText('undo')),
+        make('button.plain', { onclick: close }, stripText('dismiss'))),
     );
   }
 
@@ -421,10 +415,10 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     const [best] = ex.nbest;
     const isCut = given.verdict === 'search_error' && given.normalised <= own.normalised;
     const scores = { reference: formatScore(given.normalised), own: formatScore(own.normalised) };
-    judged.replaceChildren(
-      make('h3', translate('strip.reference')),
-      make('p.answer', translate(`strip.${isCut ? 'cut' : given.verdict}`, scores)),
-      make('p', { hidden: !best?.text }, translate('strip.own'), ' ', quoted(best?.text ?? '', ex.target.lang)),
+    setChildren(judged,
+      make('h3', stripText('reference')),
+      make('p.answer', stripText(isCut ? 'cut' : given.verdict, scores)),
+      make('p', { hidden: !best?.text }, stripText('own'), ' ', quoted(best?.text ?? '', ex.target.lang)),
     );
   }
 

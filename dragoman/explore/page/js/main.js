@@ -5,6 +5,7 @@
 // A function given to onExplanation runs with every new explanation and again when the language changes,
 // so strings made there are always in the page's language. A panel that the explanation's `missing`
 // names is hidden behind that sentence; its listeners still run and must bear absent data.
+import { make, setChildren } from './dom.js';
 import { headName, parseHead, store, VIEWS } from './state.js';
 import { connectUrl, formatFragment } from './url.js';
 import { readIsland } from './data.js';
@@ -12,7 +13,7 @@ import { currentLanguage, setLanguage, setTask, translate } from './i18n.js';
 import { api } from './api.js';
 import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
-import { copyAddress, make, panelOf, scrollToPanel } from './parts.js';
+import { copyAddress, joinTexts, panelOf, scrollToPanel } from './parts.js';
 import { mountAsk } from './ask.js';
 import { mountTour } from './tour.js';
 import { mountStrip } from './strip.js';
@@ -36,12 +37,16 @@ const MOUNTS = {
 let mainExplanation = null;
 const mainListeners = [];
 
-function mainElement(id) {
-  return document.getElementById(id);
-}
+const mainElement = (id) => document.getElementById(id);
 
-function mainBody(view) {
-  return panelOf(view).querySelector('.panel-body');
+const mainBody = (view) => panelOf(view).querySelector('.panel-body');
+
+// The sections of the panels, in the order of the page.
+function mainBuildPanels() {
+  mainElement('main').append(...VIEWS.map((view) => make('section.panel', {
+    id: `panel-${view}`, 'aria-labelledby': `title-${view}`, tabindex: -1,
+  }, make('header', make('h2', { id: `title-${view}`, 'data-i18n': `${view}.title` }), make('p.purpose', { 'data-i18n': `${view}.purpose` })),
+  make('div.panel-body'), make('p.missing', { hidden: true }))));
 }
 
 // One polite sentence for screen readers, after 300 ms without another.
@@ -89,9 +94,8 @@ function mainChoose(ex) {
 }
 
 function mainShowMissing(ex) {
-  for (const view of VIEWS) {
+  for (const view of VIEWS.slice(2)) { // the tour and the request are always there
     const note = panelOf(view).querySelector('.missing');
-    if (!note) continue;
     note.textContent = ex ? (ex.missing?.[view] ?? '') : translate('page.empty');
     note.hidden = !note.textContent;
     mainBody(view).hidden = !note.hidden;
@@ -101,11 +105,11 @@ function mainShowMissing(ex) {
 function mainShowModel(ex) {
   const { path = '', name: given, family, layers, heads, d_model: width } = ex?.model ?? {};
   const name = path.split(/[\\/]/).filter((part) => part && part !== '.').pop() || given;
-  const counts = { layers: [layers?.encoder, layers?.decoder].filter(Boolean).join(' + '), heads, width };
+  const counts = { layers: joinTexts([layers?.encoder, layers?.decoder], ' + '), heads, width };
   const facts = Object.entries(counts).map(([key, count]) => count && translate(`page.${key}`, { count }));
-  mainElement('model-line').replaceChildren(
-    ...(name ? [make('strong', make('bdi', name)), ' · '] : []),
-    [family, ...facts].filter(Boolean).join(' · '),
+  setChildren(mainElement('model-line'),
+    name && [make('strong', make('bdi', name)), ' · '],
+    joinTexts([family, ...facts], ' · '),
   );
   if (name && api) document.title = translate('page.document', { model: name });
   const capture = ex?.checks?.capture?.toExponential(0);
@@ -119,7 +123,7 @@ function mainShowOff({ off }) {
   };
   const banner = mainElement('off-banner');
   banner.hidden = !off.length;
-  banner.replaceChildren(
+  setChildren(banner,
     make('span', translate('off.banner', { heads: off.join(', ') })),
     make('button.plain', { onclick: clear }, translate('off.clear')),
   );
@@ -165,7 +169,7 @@ function mainShowNav() {
       mainVisit(view);
     },
   }, translate(`nav.${view}`)));
-  mainElement('panel-nav').replaceChildren(make('ul', VIEWS.filter((view) => !panelOf(view).hidden).map(link)));
+  setChildren(mainElement('panel-nav'), make('ul', VIEWS.filter((view) => !panelOf(view).hidden).map(link)));
 }
 
 // Go to a panel: its first tab stop gets the focus, or the panel itself.
@@ -234,6 +238,7 @@ async function mainNavigate(wanted) {
 }
 
 async function mainStart() {
+  mainBuildPanels();
   const flush = connectUrl(store, (state) => mainFit(mainExplanation, state), mainNavigate);
   setLanguage(store.get().lang);
   const language = mainElement('tool-lang');

@@ -1,13 +1,14 @@
 // The request: text, beam, length penalty, forced beginning, reference. In a file it is read only.
+import { make, setChildren } from './dom.js';
 import { addTexts, formatNumber, translate } from './i18n.js';
-import { copyAddress, make, termList } from './parts.js';
+import { copyAddress, joinTexts, termList } from './parts.js';
 import { explainCommand } from './strip.js';
 import { formatFragment, fragmentText } from './url.js';
 
-addTexts('ask', {
-  title: '你的句子',
+const askText = addTexts('ask', {
+  title: ['Your sentence', '你的句子'],
   'title@other': ['Your input', '你的输入'],
-  purpose: '要模型翻译的文字，以及搜索的方式。',
+  purpose: ['What the model was asked to translate, and how it searched.', '要模型翻译的文字，以及搜索的方式。'],
   'purpose@other': ['What the model was given.', '给模型的内容。'],
   text: ['Text to translate', '要翻译的文字'],
   'text@other': ['Input', '输入'],
@@ -54,8 +55,8 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
     const id = `ask-${key}`;
     inputs[key].id = id;
     if (hint) inputs[key].setAttribute('aria-describedby', `${id}-hint`);
-    return make('div.ask-field', make('label', { for: id }, translate(`ask.${key}`)), inputs[key],
-      hint && make('p.quiet', { id: `${id}-hint` }, translate(`ask.${key}Hint`)));
+    return make('div.ask-field', make('label', { for: id }, askText(key)), inputs[key],
+      hint && make('p.quiet', { id: `${id}-hint` }, askText(`${key}Hint`)));
   }
 
   function example(sample) {
@@ -73,16 +74,16 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
       event.preventDefault();
       submit();
     };
-    button = make('button.primary', { type: 'submit' }, translate('ask.submit'));
-    body.replaceChildren(make('form.ask', { novalidate: true, onsubmit },
+    button = make('button.primary', { type: 'submit' }, askText('submit'));
+    setChildren(body, make('form.ask', { novalidate: true, onsubmit },
       field('text'),
       searches && make('div.pair', field('beam'), field('penalty')),
       searches && make('details.more', { open: Boolean(prefix.value || reference.value) },
-        make('summary', translate('ask.more')), field('prefix', true), field('reference', true)),
+        make('summary', askText('more')), field('prefix', true), field('reference', true)),
       problem,
-      make('div.row', button, make('button.plain', { onclick: copyLink }, translate('ask.link'))),
+      make('div.row', button, make('button.plain', { onclick: copyLink }, askText('link'))),
       session.examples?.length > 0 && make('div.examples',
-        make('h3', translate('ask.examples')), make('ul', session.examples.map(example)))));
+        make('h3', askText('examples')), make('ul', session.examples.map(example)))));
   }
 
   function fillForm({ request, source }) {
@@ -95,15 +96,15 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
   function showRecord(ex) {
     const { beam: width, length_penalty: alpha, off } = ex.request;
     const forced = ex.target.tokens.filter((_, t) => ex.steps[t]?.forced).map((token) => token.text).join('').trim();
-    body.replaceChildren(
+    setChildren(body,
       termList('record', [
-        [translate('ask.asked'), make('bdi.run.small', { lang: ex.source.lang, dir: ex.source.dir }, ex.source.text)],
-        [translate('ask.beam'), width],
-        [translate('ask.penalty'), typeof alpha === 'number' && formatNumber(alpha)],
-        [translate('ask.prefix'), forced && make('bdi', { lang: ex.target.lang }, forced)],
-        [translate('ask.off'), off?.join(', ')],
+        [askText('asked'), make('bdi.run.small', { lang: ex.source.lang, dir: ex.source.dir }, ex.source.text)],
+        [askText('beam'), width],
+        [askText('penalty'), typeof alpha === 'number' && formatNumber(alpha)],
+        [askText('prefix'), forced && make('bdi', { lang: ex.target.lang }, forced)],
+        [askText('off'), off?.join(', ')],
       ]),
-      make('p.quiet', translate('ask.file')),
+      make('p.quiet', askText('file')),
       make('code.command', { tabindex: 0 }, explainCommand(ex)));
   }
 
@@ -119,7 +120,7 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
 
   async function submit() {
     if (!text.value.trim()) {
-      showProblem(translate('ask.empty'));
+      showProblem(askText('empty'));
       text.focus();
       return;
     }
@@ -134,7 +135,7 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
       const ex = await api.explain(request);
       store.set({ step: null, src: null, node: null, zoom: null });
       replace(ex);
-      announce(translate('ask.done', { text: ex.target.text }));
+      announce(askText('done', { text: ex.target.text }));
     } catch (error) {
       showProblem(error.message);
     }
@@ -143,7 +144,7 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
 
   function copyLink() {
     const parts = [formatFragment({ ...store.get(), e: '' }), `text=${encodeURIComponent(text.value)}`];
-    copyAddress(`${location.origin}${location.pathname}#${parts.filter(Boolean).join('&')}`, announce);
+    copyAddress(`${location.origin}${location.pathname}#${joinTexts(parts, '&')}`, announce);
   }
 
   buildForm();

@@ -12,27 +12,29 @@ import pytest
 
 import dragoman
 
-STATIC = Path(dragoman.__file__).parent / "explore" / "static"
-MODULES = sorted((STATIC / "js").glob("*.js"))
+SOURCES = Path(dragoman.__file__).parent / "explore" / "page"
+VENDOR = SOURCES.parent / "static" / "vendor"
+MODULES = sorted((SOURCES / "js").glob("*.js"))
+VIEWS = SOURCES / "js" / "state.js"  # panels; the page has a title and a purpose for each
 STRING = r"'(?:[^'\\]|\\.)+'"
 PLACES = set(
     re.findall(
         r'data-i18n(?:-label)?="([\w.]+)"(?: aria-label="[^"]+"|>[^<]+)',
-        (STATIC / "index.html").read_text(encoding="utf-8"),
+        (SOURCES / "index.html").read_text(encoding="utf-8"),
     )
 )
 
 
 def test_vendored_files_have_their_recorded_hash() -> None:
-    readme = (STATIC / "vendor" / "README.md").read_text(encoding="utf-8")
+    readme = (VENDOR / "README.md").read_text(encoding="utf-8")
     recorded = dict(
         re.findall(r"^\| `([^`]+)` \|.*`([0-9a-f]{64})` \|$", readme, flags=re.MULTILINE)
     )
-    scripts = {path.name for path in (STATIC / "vendor").glob("*.js")}
+    scripts = {path.name for path in VENDOR.glob("*.js")}
     assert set(recorded) == scripts
     for name, digest in recorded.items():
-        assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest
-        assert (STATIC / "vendor" / name.replace(".min.js", ".LICENSE")).is_file()
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest
+        assert (VENDOR / name.replace(".min.js", ".LICENSE")).is_file()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
@@ -46,6 +48,9 @@ def test_no_markup_or_code_from_strings(path: Path) -> None:
         "eval(",
         "new Function",
         "setAttribute('style'",
+        "DOMParser",
+        "createContextualFragment",
+        ".srcdoc",
     ):
         assert sink not in source, sink
     assert "http://" not in source
@@ -56,7 +61,9 @@ def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
     """Return the English and the Chinese keys of every addTexts call of a module."""
     source = path.read_text(encoding="utf-8")
     found = []
-    calls = re.findall(r"^addTexts\('(\w+)', \{\n(.*?)^\}\);", source, flags=re.M | re.S)
+    calls = re.findall(
+        r"^(?:const \w+ = )?addTexts\('(\w+)', \{\n(.*?)^\}\);", source, flags=re.M | re.S
+    )
     for prefix, table in calls:
         english, chinese = set(), set()
         for line in table.splitlines():
@@ -80,15 +87,23 @@ def test_every_string_is_in_english_and_chinese(path: Path) -> None:
 
 def test_every_key_of_the_page_has_a_string() -> None:
     known = {key for path in MODULES for english, _ in strings_of(path) for key in english}
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    page = (SOURCES / "index.html").read_text(encoding="utf-8")
     used = set(re.findall(r'data-i18n(?:-label)?="([\w.]+)"', page))
     for path in MODULES:
-        used |= set(
-            re.findall(r"(?:translate|sentence)\('([\w.]+)'", path.read_text(encoding="utf-8"))
-        )
+        source = path.read_text(encoding="utf-8")
+        used |= set(re.findall(r"(?:translate|sentence)\('([\w.]+)'", source))
+        for name, prefix in re.findall(r"^const (\w+) = addTexts\('(\w+)'", source, flags=re.M):
+            assert name == f"{prefix}Text"
+            used |= {f"{prefix}.{key}" for key in re.findall(rf"\b{name}\('([\w.]+)'", source)}
+    views = re.search(r"^export const VIEWS = \[(.*)\];", VIEWS.read_text("utf-8"), flags=re.M)
+    assert views
+    used |= {
+        f"{view}.{key}" for view in re.findall(r"\w+", views[1]) for key in ("title", "purpose")
+    }
+    assert len(used) > 150
     assert used <= known
 
 
 def test_style_attributes_and_handlers_are_not_in_the_page() -> None:
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    page = (SOURCES / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\sstyle=|\son\w+=", page)

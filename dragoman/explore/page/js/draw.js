@@ -1,7 +1,7 @@
 // Drawing on canvas: matrices by a table of 256 colours, and line charts. Canvases are hidden from
 // assistive technology; table.js has the same numbers.
-import { clamp, make } from './parts.js';
-import { onTheme } from './theme.js';
+import { clamp } from './parts.js';
+import { onTheme, themeColor } from './theme.js';
 
 const DRAW_ANGLE = (-52 * Math.PI) / 180;
 const drawQueue = new Set();
@@ -45,20 +45,13 @@ function drawRamp(colours, count) {
 // Colours of the theme in use: `heat` and `signed` are tables for pixels, the rest CSS colours.
 function palette() {
   if (drawColours) return drawColours;
-  const probe = make('span.colour-probe');
-  document.body.append(probe);
-  const resolve = (name) => {
-    probe.style.color = `var(--${name})`;
-    return getComputedStyle(probe).color;
-  };
-  const heat = [0, 1, 2, 3].map((i) => resolve(`heat-${i}`));
+  const heat = [0, 1, 2, 3].map((i) => themeColor(`heat-${i}`));
   drawColours = {
     heat: drawRamp(heat, 256),
-    signed: drawRamp([...[3, 2, 1].map((i) => resolve(`minus-${i}`)), ...heat], 255),
-    font: getComputedStyle(probe).fontFamily,
+    signed: drawRamp([...[3, 2, 1].map((i) => themeColor(`minus-${i}`)), ...heat], 255),
+    font: getComputedStyle(document.body).fontFamily,
   };
-  for (const name of ['ink', 'soft', 'line', 'accent', 'surface']) drawColours[name] = resolve(`draw-${name}`);
-  probe.remove();
+  for (const name of ['ink', 'edge', 'line', 'accent', 'panel']) drawColours[name] = themeColor(`draw-${name}`);
   return drawColours;
 }
 
@@ -107,9 +100,7 @@ function drawFont(context, weight = 400) {
   return context;
 }
 
-function drawWidest(context, labels, most) {
-  return clamp(Math.max(...labels.map((label) => context.measureText(label).width)), 0, most);
-}
+const drawWidest = (context, labels, most) => clamp(Math.max(...labels.map((label) => context.measureText(label).width)), 0, most);
 
 // Space for the labels and the size of a cell for a matrix of labels in `width` CSS pixels.
 export function matrixLayout(canvas, rowLabels, colLabels, width) {
@@ -140,7 +131,7 @@ function drawShortened(context, text, most) {
 // (columns where segments begin), pooled (whether cells are groups and get a border), path (a column for each row).
 export function drawMatrix(canvas, view) {
   const { layout: { left, top, cell, slanted }, width, height, rowLabels, colLabels, row, col, pooled } = view;
-  const { ink, soft, line, accent, surface } = palette();
+  const { ink, edge, line, accent, panel } = palette();
   const context = drawContext(canvas, width, height);
   const [x0, y0] = [left - view.scrollX, top - view.scrollY];
   const [rows, cols] = [rowLabels.length, colLabels.length];
@@ -161,19 +152,19 @@ export function drawMatrix(canvas, view) {
   within(left, top, () => {
     context.imageSmoothingEnabled = false;
     context.drawImage(view.image, x0, y0, cols * cell, rows * cell);
-    context.fillStyle = pooled ? line : surface;
+    context.fillStyle = pooled ? line : panel;
     if (cell >= 12 || pooled) {
       for (let r = 1; r < rows; r++) fill(cols / 2, r, cols * cell, 1);
       for (let c = 1; c < cols; c++) fill(c, rows / 2, 1, rows * cell);
     }
-    context.fillStyle = soft;
+    context.fillStyle = edge;
     for (const c of view.colEdges ?? []) fill(c, rows / 2, 2, rows * cell);
     frame(line, 1, 0, 0, cols, rows, 0.5);
     view.path?.forEach((c, r) => c < cols && frame(accent, 2, c, r, 1, 1, -2));
     if (row >= 0) frame(accent, 1, 0, row, cols, 1, 0.5);
     if (col >= 0) frame(accent, 1, col, 0, 1, rows, 0.5);
     if (row >= 0 && col >= 0) {
-      frame(surface, 2, col, row, 1, 1, -1);
+      frame(panel, 2, col, row, 1, 1, -1);
       frame(accent, 2, col, row, 1, 1, 1);
     }
   });
@@ -199,7 +190,7 @@ export function drawMatrix(canvas, view) {
 // A line chart. `chart`: series [{points: [[x, y]], accent, dots}], x and y ranges, xTicks and yTicks
 // [[value, label]]; `y` may be given downwards ([high, low]) and `log` takes logarithms of y.
 export function drawChart(canvas, { width, height, series, x, y, xTicks, yTicks, log }) {
-  const { ink, soft, line, accent } = palette();
+  const { ink, edge, line, accent } = palette();
   const context = drawContext(canvas, width, height);
   const left = Math.ceil(drawWidest(context, yTicks.map((tick) => tick[1]), 80)) + 12;
   const right = width - 12;
@@ -230,7 +221,7 @@ export function drawChart(canvas, { width, height, series, x, y, xTicks, yTicks,
   }
   for (const each of series) {
     const points = each.points.map(([a, b]) => [px(a), py(b)]);
-    context.fillStyle = each.accent ? accent : soft;
+    context.fillStyle = each.accent ? accent : edge;
     stroke(points, context.fillStyle, each.accent ? 2.5 : 1);
     for (const point of each.dots ? points : []) {
       context.beginPath();

@@ -28,10 +28,10 @@ export function onTheme(listener) {
   themeListeners.add(listener);
 }
 
-// A custom property of app.css ("--accent") as a colour that a canvas understands.
+// A custom property of app.css, without its dashes ("accent"), as a colour that a canvas understands.
 export function themeColor(name) {
   const probe = document.getElementById('live');
-  probe.style.color = `var(${name})`;
+  probe.style.color = `var(--${name})`;
   const color = getComputedStyle(probe).color;
   probe.style.color = '';
   return color;

@@ -9,9 +9,7 @@ const TENSOR_TYPES = {
   f32: Float32Array,
 };
 
-function dataBytes(text) {
-  return Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-}
+const dataBytes = (text) => Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
 // Base 85 of RFC 1924 with "." for "<": five characters hold four bytes.
 function dataBase85(text) {
@@ -52,9 +50,7 @@ function decodeTensor({ dtype, code, scale, shape, pool, data: text, bytes = dat
 }
 
 // Group that holds position i of a pooled axis; edges are group borders.
-export function poolGroup(edges, i) {
-  return edges ? edges.findLastIndex((edge, group) => edge <= i && group < edges.length - 1) : i;
-}
+export const poolGroup = (edges, i) => (edges ? edges.findLastIndex((edge, group) => edge <= i && group < edges.length - 1) : i);
 
 export function decodeExplanation(json) {
   const { source, target, steps } = json;

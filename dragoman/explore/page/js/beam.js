@@ -1,17 +1,17 @@
 // The beam search as a tree: columns are steps, kept hypotheses solid, dropped ones hollow, the winner heavy.
 // Lines and dots are drawn on a canvas of the window's size; names of nodes in view are real tree items over it.
+import { make, setAttributes, setChildren } from './dom.js';
 import { addTexts, formatNumber, formatScore, translate } from './i18n.js';
-import { setAttributes } from './dom.js';
 import { paintLater } from './draw.js';
-import { clamp, fillGroup, formatLogprob, hasModifier, make, revealRange, sentence } from './parts.js';
+import { clamp, fillGroup, formatLogprob, hasModifier, revealRange, sentence } from './parts.js';
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
 import { scrollRegion } from './table.js';
 import { quoted } from './text.js';
 
-addTexts('beam', {
-  title: '束搜索',
-  purpose: '搜索从左到右试过的每个假设，以及其他假设为什么落选。',
+const beamText = addTexts('beam', {
+  title: ['Beam search', '束搜索'],
+  purpose: ['Every hypothesis that the search tried, from left to right, and why each of the others lost.', '搜索从左到右试过的每个假设，以及其他假设为什么落选。'],
   tree: ['Tree', '树'],
   list: ['List', '列表'],
   table: ['Table', '表格'],
@@ -131,7 +131,7 @@ function beamTree(ex) {
 
   return {
     ...fields, count, children, winner, leaves, x, y, columns, steps, width, extent, path, text, finished,
-    label: (node) => (node ? (ex.token_texts[token[node]] ?? `#${token[node]}`).trim() || '␣' : translate('beam.root')),
+    label: (node) => (node ? (ex.token_texts[token[node]] ?? `#${token[node]}`).trim() || '␣' : beamText('root')),
     // How a node is drawn: whether it is part of the translation, or the search kept it, or ended with it among its best.
     kind(node) {
       if (winner.has(node)) return 'winner';
@@ -142,7 +142,7 @@ function beamTree(ex) {
       const rank = leaves.indexOf(node);
       let name = reasons[reason[node]];
       if (name === 'kept' && winner.has(node)) name = 'winner';
-      if (['beam_full', 'worse_finished', 'early_stop'].includes(name) && Number.isNaN(cut[node])) return translate('beam.dropped');
+      if (['beam_full', 'worse_finished', 'early_stop'].includes(name) && Number.isNaN(cut[node])) return beamText('dropped');
       return translate(`reason.${name}`, {
         width,
         rank: rank + 1,
@@ -163,7 +163,7 @@ export function beamScores(best, other) {
 
 export function mountBeam(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
   const answer = make('p.answer');
-  const shapes = make('div.segments', { role: 'group' });
+  const shapes = make('div.segments');
   const note = make('p.quiet');
   const stage = make('div.beam-stage');
   const detail = make('div.beam-detail');
@@ -195,7 +195,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function name(node) {
     if (node === 0) return beam.label(0);
-    return translate('beam.node', { step: beam.step[node] + 1, token: beam.label(node), p: chance(node), reason: beam.why(node) });
+    return beamText('node', { step: beam.step[node] + 1, token: beam.label(node), p: chance(node), reason: beam.why(node) });
   }
 
   // A table with a row, [node, ...cells], for each node; the second cell is the row's header and selects the node.
@@ -267,10 +267,10 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function buildTree() {
     const [wide, high] = beam.extent;
-    Object.assign(space.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
-    treeScroller.style.blockSize = `${Math.min(high + 26, 420)}px`;
-    legend.replaceChildren(...['winner', 'kept', 'dropped'].map((kind) => make(`span.key.beam-${kind}`, translate(`beam.${kind}`))));
-    items.replaceChildren();
+    Object.assign(space.style, { width: `${wide}px`, height: `${high}px` });
+    treeScroller.style.height = `${Math.min(high + 26, 420)}px`;
+    setChildren(legend, ['winner', 'kept', 'dropped'].map((kind) => make(`span.key.beam-${kind}`, beamText(kind))));
+    setChildren(items);
     treeScroller.scrollTop = beam.y[active()] - treeScroller.clientHeight / 2;
   }
 
@@ -291,11 +291,11 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     if (!beam || !wide) return;
     const ratio = devicePixelRatio;
     [canvas.width, canvas.height] = [wide, high].map((length) => Math.round(length * ratio));
-    Object.assign(canvas.style, { inlineSize: `${wide}px`, blockSize: `${high}px` });
+    Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
     const context = canvas.getContext('2d');
     context.setTransform(ratio, 0, 0, ratio, -left * ratio, -top * ratio);
     context.font = `15px ${getComputedStyle(treeScroller).getPropertyValue('--serif')}`;
-    const [accent, soft, edge, ink, panel] = ['accent', 'accent-soft', 'edge', 'ink', 'panel'].map((each) => themeColor(`--${each}`));
+    const [accent, soft, edge, ink, panel] = ['draw-accent', 'accent-soft', 'draw-edge', 'draw-ink', 'draw-panel'].map(themeColor);
     const stroke = (color, width) => {
       context.strokeStyle = color;
       context.lineWidth = width;
@@ -395,7 +395,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function showRows() {
     rows = flatten(0);
-    listSpace.style.blockSize = `${rows.length * BEAM_LIST_ROW}px`;
+    listSpace.style.height = `${rows.length * BEAM_LIST_ROW}px`;
     drawList();
   }
 
@@ -417,7 +417,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const chosen = active();
     const from = Math.max(0, Math.floor(listScroller.scrollTop / BEAM_LIST_ROW) - 4);
     const shown = rows.slice(from, from + Math.ceil((listScroller.clientHeight || 420) / BEAM_LIST_ROW) + 8);
-    listSpace.replaceChildren(...shown.map((node, i) => {
+    setChildren(listSpace, shown.map((node, i) => {
       const attributes = itemAttributes(node, opened.has(node));
       const row = make(`div.${beam.kind(node)}`, {
         ...attributes,
@@ -430,7 +430,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       make('bdi', { lang: ex.target.lang }, beam.label(node)),
       make('span.number', node > 0 && chance(node)),
       make('span.why', node > 0 && beam.why(node)));
-      row.style.insetBlockStart = `${(from + i) * BEAM_LIST_ROW}px`;
+      row.style.top = `${(from + i) * BEAM_LIST_ROW}px`;
       return row;
     }));
     setAttributes(listScroller, { 'aria-activedescendant': shown.includes(chosen) ? `beam-node-${chosen}` : null });
@@ -452,13 +452,13 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
         update();
       },
     }, translate(key));
-    tableBox.replaceChildren(
-      scrollRegion(translate('beam.table'),
+    setChildren(tableBox,
+      scrollRegion(beamText('table'),
         nodeTable(null, ['beam.steps', 'nav.token', 'strip.probability', 'beam.sum', 'beam.outcome'], part.map((node) =>
           [node, beam.step[node] + 1, beam.label(node), chance(node), formatNumber(beam.cum[node]), beam.why(node)]))),
       make('div.row',
         turn(-1, 'beam.earlier', page === 0),
-        make('span.quiet', translate('beam.page', { from: from + 1, to: from + part.length, count: nodes.length })),
+        make('span.quiet', beamText('page', { from: from + 1, to: from + part.length, count: nodes.length })),
         turn(1, 'beam.later', from + BEAM_PAGE >= nodes.length)),
     );
   }
@@ -474,9 +474,9 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
       shape = each;
       show();
     };
-    fillGroup(shapes, translate('beam.shapes'), Object.keys(views).map((each) =>
-      [translate(`beam.${each}`), { 'aria-pressed': each === shape, onclick: choose(each) }]));
-    stage.replaceChildren(views[shape][0]);
+    fillGroup(shapes, beamText('shapes'), Object.keys(views).map((each) =>
+      [beamText(each), { 'aria-pressed': each === shape, onclick: choose(each) }]));
+    setChildren(stage, views[shape][0]);
     opened = new Set(beam.winner);
     page = 0;
     buildTree();
@@ -491,12 +491,12 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function build() {
     beam = buildBeam(ex);
-    stage.replaceChildren();
+    setChildren(stage);
     if (!beam) return;
-    for (const box of [treeScroller, listScroller]) box.ariaLabel = translate('beam.title');
+    for (const box of [treeScroller, listScroller]) box.ariaLabel = beamText('title');
     const { dropped } = ex.beam;
-    note.textContent = translate('beam.count', { nodes: beam.count - 1, steps: beam.steps, width: beam.width })
-      + (dropped ? translate('beam.left', { count: dropped }) : '');
+    note.textContent = beamText('count', { nodes: beam.count - 1, steps: beam.steps, width: beam.width })
+      + (dropped ? beamText('left', { count: dropped }) : '');
     finished = beam.finished();
     showAnswer();
     showFinished();
@@ -506,13 +506,13 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   // Where the runner-up and the translation part.
   function showAnswer() {
     const [best, other] = finished;
-    answer.textContent = best && !other ? translate('beam.only') : '';
+    answer.textContent = best && !other ? beamText('only') : '';
     if (!other) return;
     const ways = [best, other].map(({ leaf }) => beam.path(leaf));
     const at = ways[0].findIndex((node, i) => node !== ways[1][i]);
     const [ours, theirs] = ways.map((way) => way[at]);
     const said = (text) => quoted(text, ex.target.lang);
-    answer.replaceChildren(...sentence('beam.runner', {
+    setChildren(answer, sentence('beam.runner', {
       ...beamScores(best, other),
       other: said(other.text),
       step: at + 1,
@@ -525,17 +525,17 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
 
   function showFinished() {
     nbest.hidden = !finished.length;
-    nbest.replaceChildren(
-      make('h3', { id: 'beam-finished' }, translate('beam.finished')),
+    setChildren(nbest,
+      make('h3', { id: 'beam-finished' }, beamText('finished')),
       nodeTable('beam-finished', ['strip.rank', 'beam.text', 'beam.score', 'beam.sum'], finished.slice(0, 8).map(
         ({ leaf, text, normalised, sum }, rank) => [leaf, rank + 1, text, formatScore(normalised), formatNumber(sum)])),
-      make('p.quiet', translate('beam.finishedHint')),
+      make('p.quiet', beamText('finishedHint')),
     );
   }
 
   function showDetail() {
     const node = active();
-    detail.replaceChildren();
+    setChildren(detail);
     if (node === 0) return;
     const { lang } = ex.target;
     const way = beam.path(node);
@@ -543,19 +543,19 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const text = (before.length > 12 ? '… ' : '') + beam.text(before.slice(-12));
     const reason = beam.why(node);
     detail.append(
-      make('h3', `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(beam.label(node), lang)),
-      make('p.answer', { id: 'beam-reason' }, `${reason[0].toLocaleUpperCase()}${reason.slice(1)}${translate('beam.stop')}`),
+      make('h3', `${beamText('step', { step: beam.step[node] + 1 })} · `, quoted(beam.label(node), lang)),
+      make('p.answer', { id: 'beam-reason' }, `${reason[0].toLocaleUpperCase()}${reason.slice(1)}${beamText('stop')}`),
       make('p.quiet', text && [...sentence('beam.after', { text: quoted(text, lang) }), ' · '],
-        `${translate('strip.probability')} ${chance(node)} · ${translate('beam.sum')} ${formatNumber(beam.cum[node])}`),
+        `${translate('strip.probability')} ${chance(node)} · ${beamText('sum')} ${formatNumber(beam.cum[node])}`),
     );
     const isEnd = ex.target.tokens.some(({ special, id }) => special && id === beam.token[node]);
     if (beam.winner.has(node) || isEnd) return;
     if (api) {
       detail.append(make('div.row',
-        make('button', { onclick: () => resume(way.map((each) => beam.token[each])) }, translate('beam.continue')),
-        make('span.quiet', translate('beam.continueHint'))));
+        make('button', { onclick: () => resume(way.map((each) => beam.token[each])) }, beamText('continue')),
+        make('span.quiet', beamText('continueHint'))));
     } else {
-      detail.append(make('p.quiet', translate('beam.continueFile')),
+      detail.append(make('p.quiet', beamText('continueFile')),
         make('code.command', { tabindex: 0 }, explainCommand(ex, ['--prefix', shellQuote(beam.text(way))])));
     }
   }

@@ -1,16 +1,16 @@
 // One target token: after which layer the model settles on it, and which source tokens it relies on.
-import { setAttributes } from './dom.js';
+import { make, setAttributes, setChildren } from './dom.js';
 import { drawChart, paintLater } from './draw.js';
 import { chosenHead } from './grid.js';
 import { addTexts, formatChange, formatNumber, formatProbability, hasString, translate } from './i18n.js';
-import { fillGroup, formatLogprob, make, makeChart, sentence } from './parts.js';
+import { fillGroup, formatLogprob, joinTexts, makeChart, sentence } from './parts.js';
 import { headName } from './state.js';
 import { dataTable, plainText, scrollRegion, setBar, valueBar } from './table.js';
 import { quoted, tokenLabel } from './text.js';
 
-addTexts('token', {
-  title: '单个词元',
-  purpose: '模型在哪一层确定选中的词元，又依赖哪些原文词。',
+const tokenText = addTexts('token', {
+  title: ['One token', '单个词元'],
+  purpose: ['At which layer the model settles on the selected token, and which source words it relies on.', '模型在哪一层确定选中的词元，又依赖哪些原文词。'],
   lead: ['{token} is token {number} of {all}; its probability was {p}.', '{token} 是第 {number} 个词元，共 {all} 个；概率是 {p}。'],
   lens: ['Rank of the token after each layer', '每层之后该词元的名次'],
   lensCaption: ['Rank after each decoder layer and the five most probable tokens there', '每个解码器层之后的名次，以及概率最高的五个词元'],
@@ -62,7 +62,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
   const chart = makeChart('chart', paintLens);
   const lens = make('div.lens', lensTitle, chart.box, lensTable, lensNote);
   const sourceTitle = make('h3');
-  const methods = make('div.segments.wrap', { role: 'group' });
+  const methods = make('div.segments.wrap');
   const agreement = make('p.agreement');
   const sources = make('div');
   const sourceNote = make('p.quiet');
@@ -99,13 +99,13 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const ranks = lensRanks();
     lens.hidden = !ranks.length;
     if (lens.hidden) return;
-    lensTitle.textContent = translate('token.lens');
-    lensNote.textContent = translate('token.lensNote');
+    lensTitle.textContent = tokenText('lens');
+    lensNote.textContent = tokenText('lensNote');
     const guess = ([text, p]) =>
       make('span.guess', plainText(tokenLabel({ text }), ex.target.lang), ' ', make('span.quiet', formatProbability(p)));
-    lensTable.replaceChildren(tableRegion(translate('token.lensCaption'), {
+    setChildren(lensTable, tableRegion(tokenText('lensCaption'), {
       className: 'lens-table',
-      columns: [{ title: translate('token.layer') }, { title: translate('strip.rank'), number: true }, { title: translate('token.top') }],
+      columns: [{ title: tokenText('layer') }, { title: translate('strip.rank'), number: true }, { title: tokenText('top') }],
       rows: ranks.map(([layer, rank], i) =>
         [layer, rank.toLocaleString('en'), make('span.guesses', ex.lens.top[i][t].slice(0, 5).map(guess))]),
     }));
@@ -115,7 +115,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
   function showMethods(entries) {
     const known = new Set([...entries.map((each) => each.method), ...((api && ex.model.attributions) ?? [])]);
     methods.hidden = known.size < 2;
-    fillGroup(methods, translate('token.method'), [...known].map((each) =>
+    fillGroup(methods, tokenText('method'), [...known].map((each) =>
       [methodTitle(each), { 'aria-pressed': each === method, onclick: () => chooseMethod(each) }]));
   }
 
@@ -127,7 +127,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
         const { tensors, attribution } = await api.attribute(wanted);
         asked.addTensors(tensors);
         asked.attribution.push(attribution);
-        announce(translate('token.methodReady', { method: methodTitle(wanted) }));
+        announce(tokenText('methodReady', { method: methodTitle(wanted) }));
       } catch (error) {
         wanted = method;
         fail(error);
@@ -146,7 +146,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const level = Object.keys(TOKEN_AGREEMENT).find((each) => value >= TOKEN_AGREEMENT[each]) ?? 'unknown';
     // Ranks among small numbers say little where both name the same token.
     const same = value < TOKEN_AGREEMENT.strong && first === mean.indexOf(Math.max(...mean));
-    agreement.replaceChildren(translate('token.agree'), ...sentence(`token.agree.${same ? 'same' : level}`, {
+    setChildren(agreement, tokenText('agree'), ...sentence(`token.agree.${same ? 'same' : level}`, {
       value: formatNumber(value), source: quoted(tokenLabel(tokens[first]), ex.source.lang),
     }));
   }
@@ -161,18 +161,18 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const weights = ex.site(site)?.group === 'cross' && ex.crossRow(site, head, t);
     const columns = [
       attribution && { title: methodTitle(method), values: attribution, signed: entry.signed },
-      mean && { title: translate('token.meanAttention'), values: mean },
-      weights && { title: translate('token.headAttention', { name: headName(site, head) }), values: weights },
+      mean && { title: tokenText('meanAttention'), values: mean },
+      weights && { title: tokenText('headAttention', { name: headName(site, head) }), values: weights },
     ].filter(Boolean);
     source.hidden = !columns.length;
     if (source.hidden) return;
-    sourceTitle.replaceChildren(...sentence('token.sources', { token: word(t) }));
+    setChildren(sourceTitle, sentence('token.sources', { token: word(t) }));
     showMethods(entries);
-    sourceNote.textContent = [
-      typeof entry?.gap === 'number' && translate('token.gap', { gap: formatNumber(100 * entry.gap, 1) }),
-      attribution && entry.signed && translate('token.signs'),
+    sourceNote.textContent = joinTexts([
+      typeof entry?.gap === 'number' && tokenText('gap', { gap: formatNumber(100 * entry.gap, 1) }),
+      attribution && entry.signed && tokenText('signs'),
       ex.missing.attribution,
-    ].filter(Boolean).join(' ');
+    ], ' ');
     // A language model has no source: it reads its own text, one position earlier.
     const hasSource = ex.source.tokens.length > 0;
     const tokens = hasSource ? ex.source.tokens : [{ text: '<s>' }, ...ex.target.tokens.slice(0, -1)];
@@ -185,9 +185,9 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
         ...columns.map(() => make('span.bar-pair', make('span.bar-value', ' '), valueBar(0, 1))),
       ]);
       shown = { count: columns.length, rows };
-      sources.replaceChildren(tableRegion(translate('token.sourcesCaption'), {
+      setChildren(sources, tableRegion(tokenText('sourcesCaption'), {
         className: 'sources-table',
-        columns: [{ title: translate('token.sourceToken') }, ...columns.map(({ title: name }) => ({ title: name, className: 'bar-cell' }))],
+        columns: [{ title: tokenText('sourceToken') }, ...columns.map(({ title: name }) => ({ title: name, className: 'bar-cell' }))],
         rows,
       }));
     }
@@ -210,7 +210,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
 
   function show() {
     const t = store.get().step ?? 0;
-    title.replaceChildren(...sentence('token.lead', {
+    setChildren(title, sentence('token.lead', {
       token: make('b', word(t)), number: t + 1, all: ex.target.tokens.length, p: formatLogprob(ex.steps[t]?.logprob),
     }));
     showLens(t);

@@ -1,16 +1,16 @@
 // One head: its matrix with token axes, the strongest links, and what the model does without it.
 import { poolGroup } from './data.js';
-import { setAttributes } from './dom.js';
+import { make, setAttributes, setChildren } from './dom.js';
 import { cellImage, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { chosenHead, effectText, groupTitle, headTitle, matrixScale, switchHead } from './grid.js';
 import { addTexts, formatChange, formatNumber, translate } from './i18n.js';
-import { clamp, fillGroup, findLargest, hasModifier, make, makeField, revealRange, sentence } from './parts.js';
+import { clamp, fillGroup, findLargest, hasModifier, makeField, revealRange, sentence } from './parts.js';
 import { compareTexts, explainCommand } from './strip.js';
 import { dataTable, matrixTable, plainText, scrollRegion, siteAxis, tableToggle, tokenName, valueBar } from './table.js';
 import { quoted } from './text.js';
 import { onTheme } from './theme.js';
 
-addTexts('head', {
+const headText = addTexts('head', {
   layer: ['layer {layer} ({name})', '第 {layer} 层（{name}）'],
   matrix: ['Head {name}: rows are {rows}, columns are {columns}. Arrow keys move, D shows the table.', '头 {name}：行是{rows}，列是{columns}。方向键移动，D 显示表格。'],
   tableName: ['Numbers of the matrix', '矩阵的数字'],
@@ -135,13 +135,9 @@ function headExtras(ex, site) {
   return Object.keys(ex.extras).filter((name) => shape(ex.extras[name]) === shape(site.tensor));
 }
 
-function headFind({ ranges }, position) {
-  return ranges.findIndex(([from, to]) => from <= position && position <= to);
-}
+const headFind = ({ ranges }, position) => ranges.findIndex(([from, to]) => from <= position && position <= to);
 
-function headLabel(axis, at) {
-  return plainText(axis.names[at], axis.lang);
-}
+const headLabel = (axis, at) => plainText(axis.names[at], axis.lang);
 
 function headBar(name, value, most, isChosen) {
   return make('li', { class: isChosen && 'is-chosen' },
@@ -154,7 +150,7 @@ function headImportance({ extras, tensor, source }) {
   const weights = tensor(extras[name]);
   if (!weights) return null;
   const bar = (i) => headBar(plainText(tokenName(source.tokens, i), source.lang), weights.data[i], matrixScale(weights, name));
-  return make('div', make('h3', translate(`head.measure.${name}`)), make('ol.bars', findLargest(weights.data, HEAD_LINKS).map(bar)));
+  return make('div', make('h3', headText(`measure.${name}`)), make('ol.bars', findLargest(weights.data, HEAD_LINKS).map(bar)));
 }
 
 // What the model writes without some heads, as `off` of the server and the ablations of a file have it.
@@ -164,8 +160,8 @@ function headResult(ex, result) {
   return [
     make('p.lead', sentence('heads.exact', { change: make('b', formatChange(result.sum_change)) })),
     ...compareTexts(ex, result),
-    scrollRegion(translate('head.effects'), dataTable({
-      caption: translate('head.effects'),
+    scrollRegion(headText('effects'), dataTable({
+      caption: headText('effects'),
       className: 'effects',
       columns: [{ title: translate('nav.token') }, { title: translate('heads.sort.effect'), number: true }, { className: 'bar-cell' }],
       rows: result.effect.map((change, t) => [plainText(tokenName(tokens, t), lang), formatChange(change), valueBar(change, most, true)]),
@@ -189,8 +185,8 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   const image = make('canvas');
   const sitePick = make('select', { onchange: () => choose(0) });
   const headPick = make('select', { onchange: () => choose(Number(headPick.value)) });
-  const measures = make('div.segments', { role: 'group' });
-  const zooms = make('div.segments', { role: 'group' });
+  const measures = make('div.segments');
+  const zooms = make('div.segments');
   const visual = make('button.plain', { onclick: () => store.set({ visual: !store.get().visual }) });
   const offButton = make('button', { onclick: toggleOff });
   const axes = make('p.axes');
@@ -245,7 +241,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   }
 
   function cellText(row, col) {
-    return translate('head.cell', {
+    return headText('cell', {
       query: region.rows.names[row], key: region.cols.names[col], value: formatNumber(valueAt(row, col), 3),
     });
   }
@@ -285,22 +281,22 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const shown = findLargest(values, HEAD_BARS);
     const left = shown.reduce((rest, c) => rest - values[c], values.reduce((sum, value) => sum + value, 0));
     const count = values.length - shown.length;
-    rowTitle.replaceChildren(...sentence('head.rowTitle', { query: quoted(rows.names[row], rows.lang) }));
-    bars.replaceChildren(
-      ...shown.map((c) => headBar(headLabel(cols, c), values[c], measured === 'weights' ? 1 : scale, c === col)),
-      ...count ? [make('li.rest.quiet', translate('head.rest', { count, value: formatNumber(left, 3) }))] : []);
+    setChildren(rowTitle, sentence('head.rowTitle', { query: quoted(rows.names[row], rows.lang) }));
+    setChildren(bars,
+      shown.map((c) => headBar(headLabel(cols, c), values[c], measured === 'weights' ? 1 : scale, c === col)),
+      count > 0 && make('li.rest.quiet', headText('rest', { count, value: formatNumber(left, 3) })));
   }
 
   function showReadout(row, col) {
-    if (row >= 0) readout.replaceChildren(...link(row, col), ' ', make('b', formatNumber(valueAt(row, col), 3)));
+    if (row >= 0) setChildren(readout, link(row, col), ' ', make('b', formatNumber(valueAt(row, col), 3)));
   }
 
   function showLinks() {
     const { values, cols, measured } = region;
-    links.replaceChildren(dataTable({
-      caption: translate('head.links'),
+    setChildren(links, dataTable({
+      caption: headText('links'),
       className: 'links',
-      columns: [{ title: translate('head.link') }, { title: translate(`head.measure.${measured}`), number: true }],
+      columns: [{ title: headText('link') }, { title: headText(`measure.${measured}`), number: true }],
       rows: findLargest(values, HEAD_LINKS).filter((at) => values[at] > 0).map((at) => {
         const cell = [Math.floor(at / cols.size), at % cols.size];
         return [make('button.link', { onclick: () => move(...cell, true) }, link(...cell)), formatNumber(values[at], 3)];
@@ -322,7 +318,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     setAttributes(matrix, {
       'aria-rowcount': rows.size,
       'aria-colcount': cols.size,
-      'aria-label': translate('head.matrix', { name: chosen.name, rows: rows.title, columns: cols.title }),
+      'aria-label': headText('matrix', { name: chosen.name, rows: rows.title, columns: cols.title }),
     });
     showControls(ex, state, site, chosen);
     paintLater(arrange);
@@ -335,11 +331,11 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   function showControls(ex, state, site, { head, name }) {
     const { rows, cols, measured, isPooled } = region;
     sitePick.value = site.id;
-    if (headPick.length !== site.heads) headPick.replaceChildren(...Array.from({ length: site.heads }, (_, h) => make('option', h)));
+    if (headPick.length !== site.heads) setChildren(headPick, Array.from({ length: site.heads }, (_, h) => make('option', h)));
     headPick.value = head;
     const extras = headExtras(ex, site);
-    fillGroup(measures, translate('head.measure'), ['weights', 'contribution', ...extras].map((measure) =>
-      [translate(`head.measure.${measure}`), {
+    fillGroup(measures, headText('measure'), ['weights', 'contribution', ...extras].map((measure) =>
+      [headText(`measure.${measure}`), {
         'aria-pressed': measured === measure,
         disabled: measure === 'contribution' && !site.contribution,
         onclick: () => {
@@ -349,21 +345,21 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
         },
       }]));
     const isSmall = rows.size < 5 && cols.size < 5;
-    fillGroup(zooms, translate('head.zoom'), [
-      ['+', { 'aria-label': translate('head.zoomIn'), onclick: () => zoom(0.5), disabled: isSmall }],
-      ['−', { 'aria-label': translate('head.zoomOut'), onclick: () => zoom(2), disabled: !state.zoom }],
-      [translate('head.whole'), { onclick: () => store.set({ zoom: null }), disabled: !state.zoom }],
+    fillGroup(zooms, headText('zoom'), [
+      ['+', { 'aria-label': headText('zoomIn'), onclick: () => zoom(0.5), disabled: isSmall }],
+      ['−', { 'aria-label': headText('zoomOut'), onclick: () => zoom(2), disabled: !state.zoom }],
+      [headText('whole'), { onclick: () => store.set({ zoom: null }), disabled: !state.zoom }],
     ]);
-    visual.textContent = translate('head.visual');
+    visual.textContent = headText('visual');
     visual.hidden = cols.dir !== 'rtl';
     visual.ariaPressed = state.visual;
     const isOff = state.off.includes(name);
     offButton.textContent = translate(isOff ? 'head.switchOn' : 'head.switchOff', { name });
     offButton.ariaPressed = isOff;
     const arrow = (text) => make('span', { 'aria-hidden': true }, text);
-    axes.replaceChildren(
-      make('span', arrow('↓ '), translate('head.rows', { axis: rows.title })),
-      make('span', arrow('→ '), translate('head.columns', { axis: cols.title })),
+    setChildren(axes,
+      make('span', arrow('↓ '), headText('rows', { axis: rows.title })),
+      make('span', arrow('→ '), headText('columns', { axis: cols.title })),
       ...region.segments.map(([segment, from, to]) => make('span', `${segment}: ${from + 1}–${to}`)));
     const sizes = { rows: rows.size, columns: cols.size, queries: rows.count, keys: cols.count };
     note.textContent = [
@@ -372,7 +368,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
       isPooled && 'pooled',
       isPooled && api && 'zoomExact',
       site.sum !== 'one' && site.sum,
-    ].filter(Boolean).map((key) => translate(`head.${key}`, sizes)).join(' ');
+    ].filter(Boolean).map((key) => headText(key, sizes)).join(' ');
     note.hidden = !note.textContent;
   }
 
@@ -420,16 +416,16 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const key = off.join();
     const result = ex.ablations[key];
     const shown = result ? headResult(ex, result) : [make('p', guess)];
-    const say = (text, attributes = {}) => shown.push(make('p.quiet', attributes, translate(`head.${text}`)));
+    const say = (text, attributes = {}) => shown.push(make('p.quiet', attributes, headText(text)));
     if (!off.length && !Number.isFinite(effects[0]?.exact)) say('hint');
     if (off.length && !result) {
       say(api ? 'computing' : 'needsModel', { role: api && 'status' });
       if (!api) shown.push(make('pre.command', { tabindex: 0 }, explainCommand(ex, [off.length > 1 ? '--off' : '--ablations', key])));
     }
     const parts = (ex.model.off_switches ?? []).filter((name) => api || ex.ablations[name]);
-    effect.replaceChildren(make('h3', translate('head.without', { heads: names.join(', ') })), ...shown,
-      ...parts.length ? [make('div.row', { role: 'group', 'aria-label': translate('head.parts') }, parts.map((name) =>
-        make('button', { onclick: () => showEffect(name) }, translate('head.partOff', { name }))))] : []);
+    setChildren(effect, make('h3', headText('without', { heads: names.join(', ') })), ...shown,
+      parts.length > 0 && make('div.row', { role: 'group', 'aria-label': headText('parts') }, parts.map((name) =>
+        make('button', { onclick: () => showEffect(name) }, headText('partOff', { name })))));
     effectKey = key;
     if (off.length && api && !result) ask(ex, off, key, part);
   }
@@ -495,14 +491,14 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
 
   onExplanation((ex) => {
     const sites = Object.groupBy(ex.sites.filter((site) => site.tensor), (site) => site.group);
-    sitePick.replaceChildren(...Object.entries(sites).map(([group, list]) => make('optgroup', { label: groupTitle(group) },
-      list.map(({ id, layer }) => make('option', { value: id }, translate('head.layer', { layer, name: id }))))));
+    setChildren(sitePick, Object.entries(sites).map(([group, list]) => make('optgroup', { label: groupTitle(group) },
+      list.map(({ id, layer }) => make('option', { value: id }, headText('layer', { layer, name: id }))))));
     exact = null;
     extra = null;
     cursor = [0, -1];
-    table = tableToggle(translate('head.tableName'), buildTable);
+    table = tableToggle(headText('tableName'), buildTable);
     setAttributes(table.button, { 'aria-keyshortcuts': 'd' });
-    root.replaceChildren(
+    setChildren(root,
       make('div.controls', makeField(translate('heads.sort.layer'), sitePick), makeField(translate('heads.column.head'), headPick),
         measures, offButton),
       make('div.head-layout',

@@ -55,9 +55,7 @@ function createStore() {
 
 export const store = createStore();
 
-export function headName(site, head) {
-  return `${site}.${head}`;
-}
+export const headName = (site, head) => `${site}.${head}`;
 
 // "x3.2" -> ["x3", 2]; null where it is not a head.
 export function parseHead(name) {

@@ -1,6 +1,7 @@
 // The keyboard: F6 between regions, arrows inside a widget, single letters while focus is in a widget, ? for help.
+import { make, setChildren } from './dom.js';
 import { addTexts, translate } from './i18n.js';
-import { hasModifier, isEnter, make, panelOf, termList } from './parts.js';
+import { hasModifier, isEnter, panelOf, termList } from './parts.js';
 
 addTexts('keys', {
   note: ['Letters work inside a panel’s widget, never while you type.', '字母键只在面板部件内有效，打字时无效。'],
@@ -32,19 +33,16 @@ const KEYS_HELP = {
   '?': 'keys.help',
 };
 
-function keysTyping(target) {
-  return target.closest('input, textarea, select, [contenteditable]') !== null;
-}
+const keysTyping = (target) => target.closest('input, textarea, select, [contenteditable]') !== null;
 
 // One tab stop for many items: arrows, Home and End move the focus. Options:
 //   items()     the focusable elements in order
-//   columns()   how many stand in a row, for up and down in a grid; null where up and down do not move
 //   rtl()       whether left means next
 //   vertical    up and down move by one as well (a list)
 //   onMove(el)  called with the element that gets the focus
 //   onPress(el) called with the element that is clicked, or has the focus when Enter or the space bar is pressed
 // Returns {focus(el), refresh()}: refresh after the items were made anew.
-export function rovingFocus(container, { items, columns, rtl, vertical, onMove, onPress }) {
+export function rovingFocus(container, { items, rtl, vertical, onMove, onPress }) {
   let current = null;
   const refresh = (wanted = current) => {
     const all = items();
@@ -67,13 +65,12 @@ export function rovingFocus(container, { items, columns, rtl, vertical, onMove, 
     const at = all.indexOf(event.target);
     if (at < 0) return;
     const forward = rtl?.() ? -1 : 1;
-    const down = columns?.() ?? (vertical ? 1 : null);
     const next = {
       ArrowRight: at + forward,
       ArrowLeft: at - forward,
       Home: 0,
       End: all.length - 1,
-      ...(down && { ArrowDown: at + down, ArrowUp: at - down }),
+      ...(vertical && { ArrowDown: at + 1, ArrowUp: at - 1 }),
     }[event.key];
     if (next === undefined && !(onPress && isEnter(event))) return;
     event.preventDefault();
@@ -94,7 +91,7 @@ export function rovingFocus(container, { items, columns, rtl, vertical, onMove, 
 function keysShowHelp() {
   const dialog = document.getElementById('help');
   const close = make('button.plain', { onclick: () => dialog.close() }, translate('page.close'));
-  dialog.replaceChildren(
+  setChildren(dialog,
     make('h2', { id: 'help-title' }, translate('page.help')),
     make('p.quiet', translate('keys.note')),
     termList('keys', Object.entries(KEYS_HELP).map(([key, text]) => [make('kbd', key), translate(text)])),

@@ -1,9 +1,9 @@
 // All heads at a glance: one thumbnail each, in groups, sorted and filtered by what was computed about them.
-import { setAttributes } from './dom.js';
+import { make, setAttributes, setChildren } from './dom.js';
 import { cellImage, paintImage } from './draw.js';
 import { addTexts, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { rovingFocus } from './keys.js';
-import { clamp, fillGroup, hasModifier, make, makeField } from './parts.js';
+import { clamp, fillGroup, hasModifier, joinTexts, makeField } from './parts.js';
 import { headName, parseHead } from './state.js';
 import { dataTable, tableToggle } from './table.js';
 import { onTheme } from './theme.js';
@@ -13,7 +13,7 @@ addTexts('group', {
   decoder: ['Decoder self-attention', '解码器自注意力'],
   cross: ['Cross-attention', '交叉注意力'],
 });
-addTexts('heads', {
+const headsText = addTexts('heads', {
   name: ['{group}, layer {layer}, head {head} ({name})', '{group}，第 {layer} 层，第 {head} 头（{name}）'],
   sort: ['Sort by', '排序'],
   'sort.layer': ['Layer', '层'],
@@ -88,20 +88,18 @@ export function switchHead(name, { store, announce }, patch) {
 }
 
 // "decoder self-attention" and the like, as it stands over a group and in names.
-export function groupTitle(group) {
-  return translate(`group.${group}`);
-}
+export const groupTitle = (group) => translate(`group.${group}`);
 
 export function headTitle(ex, name) {
   const [id, head] = parseHead(name);
   const { group, layer } = ex.site(id);
-  return translate('heads.name', { group: groupTitle(group), layer, head, name });
+  return headsText('name', { group: groupTitle(group), layer, head, name });
 }
 
 // What is known of a head's effect: {exact, estimate}, each null where it was not computed.
 export function effectText(effect) {
   const kind = ['exact', 'estimate'].find((each) => Number.isFinite(effect?.[each]));
-  return kind ? translate(`heads.${kind}`, { change: formatChange(effect[kind]) }) : '';
+  return kind ? headsText(kind, { change: formatChange(effect[kind]) }) : '';
 }
 
 // A label's name and meaning in the page's language: "offset −1" keeps its number.
@@ -112,13 +110,9 @@ function gridLabel(label) {
   return { title: title + number.replace('-', '−'), meaning };
 }
 
-function gridLabels(summary) {
-  return [...summary?.labels ?? []].sort((a, b) => b[1] - a[1]);
-}
+const gridLabels = (summary) => [...summary?.labels ?? []].sort((a, b) => b[1] - a[1]);
 
-function gridLabelTexts(summary) {
-  return gridLabels(summary).map(([label, score]) => `${gridLabel(label).title} ${formatNumber(score)}`).join(', ');
-}
+const gridLabelTexts = (summary) => gridLabels(summary).map(([label, score]) => `${gridLabel(label).title} ${formatNumber(score)}`).join(', ');
 
 // Heads by group: [{title, rows: [{title, heads, value}]}] in the order that the state asks for.
 function gridGroups(ex, { sort, label: wanted }) {
@@ -135,7 +129,7 @@ function gridGroups(ex, { sort, label: wanted }) {
     const score = (each, label) => gridLabels(each.summary).find(([name]) => name === label)?.[1] ?? 0;
     const groups = Object.groupBy(heads, ({ summary }) => wanted || (gridLabels(summary)[0]?.[0] ?? ''));
     return Object.keys(groups).sort((a, b) => !a - !b || a.localeCompare(b)).map((label) => ({
-      title: label ? gridLabel(label).title : translate('heads.noLabel'),
+      title: label ? gridLabel(label).title : headsText('noLabel'),
       rows: sorted(groups[label], (each) => -score(each, label), label && ((number) => formatNumber(-number))),
     }));
   }
@@ -162,7 +156,7 @@ function gridNext(cells, from, isDown) {
 }
 
 export function mountGrid(root, { store, api, current, onExplanation, announce, fail, visit }) {
-  const sorts = make('div.segments', { role: 'group' });
+  const sorts = make('div.segments');
   const filter = make('select', { onchange: () => store.set({ label: filter.value }) });
   const effects = make('button.plain', { onclick: measureAll });
   const board = make('div', {
@@ -258,16 +252,16 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     const facts = [
       effectText(summary?.effect),
       ...[['entropy', 2], ['distance', 1]].map(([key, digits]) => Number.isFinite(summary?.[key])
-        && translate(`heads.${key}`, { value: formatNumber(summary[key], digits) })),
+        && headsText(key, { value: formatNumber(summary[key], digits) })),
     ].filter(Boolean);
     const labels = gridLabels(summary).map(([label, score]) => {
       const { title, meaning } = gridLabel(label);
       return make('li', make('span.tag', `${title} `, make('b', formatNumber(score))), ' ', meaning);
     });
-    readout.replaceChildren(
+    setChildren(readout,
       make('p.read-title', headTitle(ex, shown)),
       make('p.read-facts', facts.map((fact) => make('span', fact))),
-      labels.length ? make('ul.labels', labels) : make('p.quiet', translate('heads.noLabelMeans')));
+      labels.length ? make('ul.labels', labels) : make('p.quiet', headsText('noLabelMeans')));
   }
 
   // Selected and off heads; names are made anew where something changed, or everywhere.
@@ -279,9 +273,9 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
       const isOff = off.includes(name);
       if (all || isOff !== cell.classList.contains('is-off')) {
         const summary = ex.headSummary(name);
-        const words = [headTitle(ex, name), isOff && translate('heads.isOff'), gridLabelTexts(summary)].filter(Boolean).join(', ');
+        const words = joinTexts([headTitle(ex, name), isOff && headsText('isOff'), gridLabelTexts(summary)], ', ');
         cell.classList.toggle('is-off', isOff);
-        cell.ariaLabel = [words, effectText(summary?.effect)].filter(Boolean).join('. ');
+        cell.ariaLabel = joinTexts([words, effectText(summary?.effect)], '. ');
       }
       if ((name === chosen) !== cell.hasAttribute('aria-current')) setAttributes(cell, { 'aria-current': name === chosen || null });
     }
@@ -301,17 +295,17 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
       const cell = known.get(each.name) ?? make('button.head-cell', {
         tabindex: -1, 'data-head': each.name, 'aria-describedby': 'head-read',
       }, make('canvas', { width: 1, height: 1, 'aria-hidden': true }));
-      cell.replaceChildren(cell.firstChild, ...value ? [make('span.head-value', value(each))] : []);
+      setChildren(cell, cell.firstChild, value && make('span.head-value', value(each)));
       cells.set(each.name, cell);
       return cell;
     };
     board.className = `heads-board by-${state.sort}`;
-    board.replaceChildren(...gridGroups(ex, state).map(({ title, rows }) => make('div.heads-group',
+    setChildren(board, gridGroups(ex, state).map(({ title, rows }) => make('div.heads-group',
       make('h3', title, ' ', make('span.quiet', rows.flatMap((row) => row.heads).length)),
       rows.map((row) => make('div.heads-row', { var: { per: clamp(row.heads.length, 4, 8) } },
         row.title && make('span.row-title', { 'aria-hidden': true }, row.title),
         make('div.heads-cells', row.heads.map((each) => makeCell(each, row.value))))))));
-    count.textContent = state.label ? translate('heads.count', { count: cells.size, label: gridLabel(state.label).title }) : '';
+    count.textContent = state.label ? headsText('count', { count: cells.size, label: gridLabel(state.label).title }) : '';
     mark(true);
     drawMissing();
     if (focused) roving.focus(cells.get(focused));
@@ -320,14 +314,14 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
 
   function fillControls() {
     const { sort, label, measure } = store.get();
-    const name = translate('heads.sort');
+    const name = headsText('sort');
     fillGroup(sorts, name, ['layer', 'effect', 'entropy', 'label'].map((each) =>
-      [translate(`heads.sort.${each}`), { 'aria-pressed': sort === each, onclick: () => store.set({ sort: each }) }],
+      [headsText(`sort.${each}`), { 'aria-pressed': sort === each, onclick: () => store.set({ sort: each }) }],
     ), make('span.segments-name', { 'aria-hidden': true }, name));
     filter.value = label;
     if (filter.selectedIndex < 0) filter.value = '';
-    legend.replaceChildren('0', make('span.ramp'), measure === 'weights' ? '1' : translate('heads.most'),
-      ' ', translate(`heads.legend.${measure}`));
+    setChildren(legend, '0', make('span.ramp'), measure === 'weights' ? '1' : headsText('most'),
+      ' ', headsText(`legend.${measure}`));
   }
 
   async function measureAll() {
@@ -339,15 +333,15 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
         const head = ex.headSummary(name);
         if (head) head.effect.exact = exact;
         done += 1;
-        effects.textContent = translate('heads.effectsDone', { done, all: cells.size });
+        effects.textContent = headsText('effectsDone', { done, all: cells.size });
       });
-      announce(translate('heads.effectsReady'));
+      announce(headsText('effectsReady'));
       if (current() === ex) store.get().sort === 'effect' ? fill() : mark(true);
     } catch (error) {
       fail(error);
     }
     effects.disabled = false;
-    effects.textContent = translate('heads.effects');
+    effects.textContent = headsText('effects');
   }
 
   function buildTable() {
@@ -355,8 +349,8 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     const heads = gridGroups(ex, store.get()).flatMap(({ rows }) => rows.flatMap((row) => row.heads));
     const columns = { head: false, labels: false, entropy: true, distance: true, effect: true };
     return dataTable({
-      caption: translate('heads.tableCaption'),
-      columns: Object.entries(columns).map(([key, number]) => ({ title: translate(`heads.column.${key}`), number })),
+      caption: headsText('tableCaption'),
+      columns: Object.entries(columns).map(([key, number]) => ({ title: headsText(`column.${key}`), number })),
       rows: heads.map(({ name, summary }) => [
         name,
         gridLabelTexts(summary) || '–',
@@ -369,13 +363,13 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
 
   onExplanation((ex) => {
     const labels = [...new Set(ex.heads.flatMap((head) => head.labels.map(([label]) => label)))].sort();
-    filter.replaceChildren(make('option', { value: '' }, translate('heads.filter.all')),
+    setChildren(filter, make('option', { value: '' }, headsText('filter.all')),
       ...labels.map((label) => make('option', { value: label }, gridLabel(label).title)));
-    effects.textContent = translate('heads.effects');
-    board.ariaLabel = translate('heads.title');
-    table = tableToggle(translate('heads.tableCaption'), buildTable);
-    root.replaceChildren(
-      make('div.controls', sorts, labels.length > 0 && makeField(translate('heads.filter'), filter),
+    effects.textContent = headsText('effects');
+    board.ariaLabel = headsText('title');
+    table = tableToggle(headsText('tableCaption'), buildTable);
+    setChildren(root,
+      make('div.controls', sorts, labels.length > 0 && makeField(headsText('filter'), filter),
         api && !ex.missing.head && effects, table.button),
       count, board, legend, readout, table.host);
     fillControls();

@@ -1,46 +1,30 @@
 // What several panels share: short forms for elements and sentences, links, and the way to a panel.
-import { element } from './dom.js';
+import { make, setChildren } from './dom.js';
 import { formatProbability, translate } from './i18n.js';
 import { fill } from './text.js';
 import { onTheme } from './theme.js';
 
-// make('p.quiet', 'Text'), make('button.plain', { onclick: f }, 'Text'): a tag with classes, attributes if the next
-// argument is a plain object, then children; null, undefined and false are left out.
-export function make(kind, ...children) {
-  const [tag, ...classes] = kind.split('.');
-  const attributes = children[0]?.constructor === Object ? children.shift() : {};
-  return element(tag, {
-    class: classes.join(' ') || null,
-    type: tag === 'button' ? 'button' : null,
-    ...attributes,
-  }, children.flat().filter((child) => child !== false));
-}
-
 // A string with elements in it.
-export function sentence(key, parts) {
-  return fill(translate(key), parts);
-}
+export const sentence = (key, parts) => fill(translate(key), parts);
 
 // [term, value] as a list; terms without a value are left out.
-export function termList(kind, rows) {
-  return make(`dl.${kind}`, rows.map(([term, value]) => value && make('div', make('dt', term), make('dd', value))).filter(Boolean));
-}
+export const termList = (kind, rows) => make(`dl.${kind}`, rows.map(([term, value]) => value && make('div', make('dt', term), make('dd', value))).filter(Boolean));
 
-export function makeField(name, control) {
-  return make('label.field', make('span', name), control);
-}
+// The texts that are there, with a separator between them.
+export const joinTexts = (texts, separator) => texts.filter(Boolean).join(separator);
+
+export const makeField = (name, control) => make('label.field', make('span', name), control);
 
 // Fill a group with buttons, [text, attributes], after what it may begin with; the one that had the focus keeps it.
 export function fillGroup(group, label, buttons, ...first) {
   const focused = [...group.children].indexOf(document.activeElement);
+  group.role = 'group';
   group.ariaLabel = label;
-  group.replaceChildren(...first, ...buttons.map(([text, attributes]) => make('button', attributes, text)));
+  setChildren(group, first, ...buttons.map(([text, attributes]) => make('button', attributes, text)));
   group.children[focused]?.focus();
 }
 
-export function clamp(value, least, most) {
-  return Math.max(least, Math.min(most, value));
-}
+export const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
 
 // Indices of the largest of some numbers in a typed array, best first.
 export function findLargest(values, count) {
@@ -56,26 +40,18 @@ export function revealRange(box, side, size, from, to) {
   else if (to > box[side] + box[size]) box[side] = to - box[size];
 }
 
-export function formatLogprob(logprob) {
-  return formatProbability(Math.exp(logprob));
-}
+export const formatLogprob = (logprob) => formatProbability(Math.exp(logprob));
 
-export function isEnter(event) {
-  return event.key === 'Enter' || event.key === ' ';
-}
+export const isEnter = (event) => event.key === 'Enter' || event.key === ' ';
 
-export function hasModifier(event) {
-  return event.ctrlKey || event.metaKey || event.altKey;
-}
+export const hasModifier = (event) => event.ctrlKey || event.metaKey || event.altKey;
 
 export async function copyAddress(address, announce) {
   const copied = await navigator.clipboard.writeText(address).then(() => true, () => false);
   announce(translate(copied ? 'page.copied' : 'page.copyFailed'));
 }
 
-export function panelOf(view) {
-  return document.getElementById(`panel-${view}`);
-}
+export const panelOf = (view) => document.getElementById(`panel-${view}`);
 
 export function scrollToPanel(view) {
   const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;

@@ -1,5 +1,5 @@
 // Running text whose tokens can be selected: never chips, so Arabic joins, Chinese flows and marks stay on their letters.
-import { element, setAttributes } from './dom.js';
+import { make, setAttributes } from './dom.js';
 
 function textOffsets(text) {
   const offsets = [];
@@ -46,19 +46,19 @@ export function tokenLabel(token) {
 // Its textContent is exactly the text: labels of specials are drawn by the style sheet from data-label.
 export function renderText(side, prefix) {
   const ranges = tokenRanges(side);
-  const run = element('bdi', { class: 'run', dir: side.dir || 'auto', lang: side.lang || null, role: 'list' });
+  const run = make('bdi.run', { dir: side.dir || 'auto', lang: side.lang || null, role: 'list' });
   const items = [];
   let at = 0;
   ranges.forEach(([start, end], index) => {
     if (start > at) run.append(side.text.slice(at, start));
-    const button = element('span', { class: 'tok', role: 'button', id: `${prefix}-${index}`, 'data-token': index });
+    const button = make('span.tok', { role: 'button', id: `${prefix}-${index}`, 'data-token': index });
     if (end > start) button.append(side.text.slice(start, end));
     const token = side.tokens[index];
     if (token.special || end === start) {
       setAttributes(button, { 'data-label': /^<0x..>$/.test(token.text) ? token.text.slice(3, 5) : tokenLabel(token) });
     }
     items.push(button);
-    run.append(element('span', { role: 'listitem' }, button));
+    run.append(make('span', { role: 'listitem' }, button));
     at = Math.max(at, end);
   });
   if (at < side.text.length) run.append(side.text.slice(at));
@@ -66,9 +66,7 @@ export function renderText(side, prefix) {
 }
 
 // A short piece of text of unknown direction inside a sentence of ours.
-export function quoted(text, lang = null) {
-  return element('bdi', { class: 'quoted', lang }, text);
-}
+export const quoted = (text, lang = null) => make('bdi.quoted', { lang }, text);
 
 // A sentence with elements in it: fill("{a} was read from {b}", {a: node, b: node}).
 export function fill(sentence, parts) {

@@ -71,9 +71,7 @@ export function formatFragment(state, before = '') {
 }
 
 // What a link with text carries beside the selection: `text=`, which an opened page puts into its form.
-export function fragmentText(fragment) {
-  return urlPairs(fragment).find(({ key }) => key === 'text')?.value ?? '';
-}
+export const fragmentText = (fragment) => urlPairs(fragment).find(({ key }) => key === 'text')?.value ?? '';
 
 // Write the state to the address and read it back on back and forward. A browser allows few writes a second and each
 // takes milliseconds, so moves of the cursor are written when they pause. Returns a function that writes at once.

@@ -1,16 +1,17 @@
 // Eight steps over the person's own sentence; every number and word in them is computed from the explanation.
+import { make, setChildren } from './dom.js';
 import { addTexts, formatChange, translate } from './i18n.js';
 import { formatPart } from './strip.js';
 import { beamScores, buildBeam } from './beam.js';
-import { formatLogprob, make, panelOf, scrollToPanel, sentence } from './parts.js';
+import { formatLogprob, panelOf, scrollToPanel, sentence } from './parts.js';
 import { headName, parseHead } from './state.js';
 import { siteAxis } from './table.js';
 import { parseFragment } from './url.js';
 import { quoted, tokenLabel } from './text.js';
 
-addTexts('tour', {
-  title: '导览',
-  purpose: '就用这个句子走八小步：从词元开始，直到注意力没有告诉我们的事。',
+const tourText = addTexts('tour', {
+  title: ['Guided tour', '导览'],
+  purpose: ['Eight short steps over this very sentence, from tokens to what attention does not show.', '就用这个句子走八小步：从词元开始，直到注意力没有告诉我们的事。'],
   start: ['Start the tour', '开始导览'],
   at: ['Step {at} of 8', '第 {at} 步，共 8 步'],
   next: ['Next', '下一步'],
@@ -54,9 +55,7 @@ addTexts('tour', {
 });
 
 // The entry with the largest score; undefined where there is none.
-function tourBest(entries, score) {
-  return entries.reduce((best, each) => (best === undefined || score(each) > score(best) ? each : best), undefined);
-}
+const tourBest = (entries, score) => entries.reduce((best, each) => (best === undefined || score(each) > score(best) ? each : best), undefined);
 
 // Name of a head with a label: for "align" that whose absence costs most, for the others that whose absence costs least.
 function tourLabelled(ex, label) {
@@ -164,22 +163,22 @@ function tourSteps(ex, effects, served) {
     const value = exact ?? ex.headEffect(head);
     if (!Number.isFinite(value)) {
       return served ? { ...show('head', off, 'measuring', { head: strong(head) }), head }
-        : skip('head', translate('tour.why.effect'), patch);
+        : skip('head', tourText('why.effect'), patch);
     }
     const change = formatChange(value);
     const size = Math.abs(value) < 0.1 ? 'none' : Math.abs(value) < 1 ? 'some' : 'much';
     const moral = number === 6 && size === 'none' ? '6.weak' : `${number}.strong`;
     const step = show('head', off, 'effect', {
       head: strong(head),
-      effect: Number.isFinite(exact) ? change : translate('tour.estimate', { effect: change }),
-      size: translate(`tour.size.${size}`),
-    }, translate(`tour.${moral}`));
+      effect: Number.isFinite(exact) ? change : tourText('estimate', { effect: change }),
+      size: tourText(`size.${size}`),
+    }, tourText(moral));
     return { ...step, head };
   }
 
   function misleads() {
     if (!ex.attribution.length || !ex.crossSites().length) {
-      return skip('token', missing.attribution ?? missing.token ?? translate('tour.why.attribution'));
+      return skip('token', missing.attribution ?? missing.token ?? tourText('why.attribution'));
     }
     const gaps = content.flatMap((t) => {
       const { from, strongest: relied } = ex.sourceWeights(t) ?? {};
@@ -188,7 +187,7 @@ function tourSteps(ex, effects, served) {
       return attended === relied ? [] : [{ t, attended, relied, gap: mean[attended] - mean[relied] }];
     });
     const { t, attended, relied } = tourBest(gaps, ({ gap }) => gap) ?? {};
-    const moral = translate('tour.8.moral');
+    const moral = tourText('8.moral');
     return t === undefined ? show('token', {}, '8.agree', {}, moral) : show('token', { step: t, src: attended }, '8.text', {
       token: token(t), attended: sourceToken(attended), relied: sourceToken(relied),
     }, moral);
@@ -198,10 +197,10 @@ function tourSteps(ex, effects, served) {
     tokens(),
     probability(),
     search(),
-    !reading ? skip('head', missing.heads ?? translate('tour.why.heads')) : show('head', alignPatch, '4.text', {
+    !reading ? skip('head', missing.heads ?? tourText('why.heads')) : show('head', alignPatch, '4.text', {
       token: token(reading.t), head: strong(align), source: sourceToken(reading.s), weight: formatPart(reading.weight),
     }),
-    !rest ? skip('head', missing.heads ?? translate('tour.why.sink')) : show('head', select(sink), '5.text', {
+    !rest ? skip('head', missing.heads ?? tourText('why.sink')) : show('head', select(sink), '5.text', {
       head: strong(sink), part: formatPart(rest.part), key: quoted(rest.label),
     }),
     switchOff(6, sink, sink && select(sink), 'tour.why.sink'),
@@ -250,7 +249,7 @@ export function mountTour(body, { store, api, current, onExplanation, announce }
   function leave() {
     store.set({ tour: null, off: before ?? [], view: 'strip' }, { push: true });
     before = null;
-    announce(translate('tour.left'));
+    announce(tourText('left'));
     body.querySelector('button').focus();
   }
 
@@ -263,22 +262,22 @@ export function mountTour(body, { store, api, current, onExplanation, announce }
         go(ex, 1);
         focusAction('next');
       };
-      body.replaceChildren(make('button.primary', { onclick: start }, translate('tour.start')));
+      setChildren(body, make('button.primary', { onclick: start }, tourText('start')));
       return;
     }
     const step = stepAt(ex, tour);
     panelOf(step.view).classList.add('toured');
     if (step.head) measure(ex, step.head);
     const focused = body.contains(document.activeElement) && document.activeElement.dataset.action;
-    const button = (action, kind, onclick, key = action) => make(kind, { 'data-action': action, onclick }, translate(`tour.${key}`));
+    const button = (action, kind, onclick, key = action) => make(kind, { 'data-action': action, onclick }, tourText(key));
     const move = (by) => () => {
       go(ex, tour + by);
       announce(body.querySelector('.tour-text').textContent);
     };
-    body.replaceChildren(make('div.tour-card',
+    setChildren(body, make('div.tour-card',
       make('div',
-        make('p.quiet', translate('tour.at', { at: tour })),
-        make('h3', translate(`tour.${tour}.title`)),
+        make('p.quiet', tourText('at', { at: tour })),
+        make('h3', tourText(`${tour}.title`)),
         make('p.tour-text', step.parts)),
       make('div.row',
         tour > 1 && button('back', 'button', move(-1)),

@@ -1,6 +1,6 @@
 // Real tables behind the canvases, bars, and what the axes of a matrix are called.
+import { make, setChildren } from './dom.js';
 import { addTexts, formatNumber, translate } from './i18n.js';
-import { make } from './parts.js';
 import { tokenLabel } from './text.js';
 
 addTexts('table', {
@@ -22,14 +22,10 @@ addTexts('axis', {
 let tableCount = 0;
 
 // A token or another text of unknown direction, without quotation marks.
-export function plainText(text, lang) {
-  return make('bdi', { lang: lang || null }, text);
-}
+export const plainText = (text, lang) => make('bdi', { lang: lang || null }, text);
 
 // The label of token i; its number where there is no such token.
-export function tokenName(tokens, i) {
-  return tokens[i] ? tokenLabel(tokens[i]) : String(i + 1);
-}
+export const tokenName = (tokens, i) => (tokens[i] ? tokenLabel(tokens[i]) : String(i + 1));
 
 // The axis "query" or "key" of a site: {title, labels, lang, dir, link}; `link` is the state's key that it moves, or null.
 export function siteAxis({ source, target }, site, which, count) {
@@ -68,9 +64,7 @@ export function matrixTable({ caption, corner, rowLabels, colLabels, value }) {
 }
 
 // A region that scrolls by itself and by the keyboard.
-export function scrollRegion(label, ...children) {
-  return make('div.scroll', { role: 'region', 'aria-label': label, tabindex: 0 }, children);
-}
+export const scrollRegion = (label, ...children) => make('div.scroll', { role: 'region', 'aria-label': label, tabindex: 0 }, children);
 
 // A button that shows and hides a table; `build` makes it when it is opened or, once open, on refresh().
 export function tableToggle(label, build) {
@@ -81,7 +75,7 @@ export function tableToggle(label, build) {
   function refresh() {
     button.ariaExpanded = !host.hidden;
     button.textContent = translate(host.hidden ? 'table.show' : 'table.hide');
-    region.replaceChildren(...host.hidden ? [] : [build()]);
+    setChildren(region, !host.hidden && build());
   }
   function toggle() {
     host.hidden = !host.hidden;
@@ -92,9 +86,7 @@ export function tableToggle(label, build) {
 }
 
 // A bar of value / most; negative values grow to the left of a middle line and carry their sign.
-export function valueBar(value, most, signed) {
-  return setBar(make('span', { 'aria-hidden': true }, make('span.fill')), value, most, signed);
-}
+export const valueBar = (value, most, signed) => setBar(make('span', { 'aria-hidden': true }, make('span.fill')), value, most, signed);
 
 export function setBar(bar, value, most, signed) {
   bar.className = `bar${signed ? ' signed' : ''}${signed && value < 0 ? ' minus' : ''}`;

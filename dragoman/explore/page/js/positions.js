@@ -1,14 +1,15 @@
 // How order enters the model: similarity of positions, curves per head, reach, and how far each head attends.
+import { make, setChildren } from './dom.js';
 import { cellImage, drawChart, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { groupTitle } from './grid.js';
 import { addTexts, formatNumber, translate } from './i18n.js';
-import { clamp, make, makeChart } from './parts.js';
+import { clamp, joinTexts, makeChart } from './parts.js';
 import { headName } from './state.js';
 import { dataTable, matrixTable, tableToggle } from './table.js';
 
-addTexts('positions', {
-  title: '词序',
-  purpose: '模型怎样知道词的先后，它的头能看多远。',
+const positionsText = addTexts('positions', {
+  title: ['Word order', '词序'],
+  purpose: ['How this model knows which word comes first, and how far its heads reach.', '模型怎样知道词的先后，它的头能看多远。'],
   'kind.sinusoidal': ['Sines and cosines of the position are added to the embeddings.', '位置的正弦和余弦加到词嵌入上。'],
   'kind.learned': ['A learned vector for every position is added to the embeddings.', '每个位置有一个学得的向量，加到词嵌入上。'],
   'kind.relative': ['A bias for the distance between two tokens is added to the attention scores.', '两个词元之间的距离对应一个偏置，加到注意力分数上。'],
@@ -95,17 +96,17 @@ export function mountPositions(root, { store, current, onExplanation }) {
 
   // A chart with its title, a note and a table of its numbers.
   function block(key, { box }, build, hasNote = true) {
-    const title = translate(`positions.${key}`);
+    const title = positionsText(key);
     const table = tableToggle(title, () => build(title));
-    return make('div', make('h3', title), box, hasNote && make('p.quiet', translate(`positions.${key}Note`)),
+    return make('div', make('h3', title), box, hasNote && make('p.quiet', positionsText(`${key}Note`)),
       make('div.controls.below', table.button), table.host);
   }
 
   function similarityTable() {
     const count = Math.min(POSITIONS_TABLE, similarity.shape[0]);
     return matrixTable({
-      caption: translate('positions.similarityCaption', { count }),
-      corner: translate('positions.position'),
+      caption: positionsText('similarityCaption', { count }),
+      corner: positionsText('position'),
       rowLabels: numbers(count),
       colLabels: numbers(count),
       value: (r, c) => similarity.data[r * similarity.shape[1] + c],
@@ -116,7 +117,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
     const offsets = new Set(positions.curves.flatMap((curve) => curve.x));
     return dataTable({
       caption,
-      columns: [{ title: translate('positions.offset') },
+      columns: [{ title: positionsText('offset') },
         ...positions.curves.map(({ site, head }) => ({ title: headName(site, head), number: true }))],
       // A causal layer has no curve for keys after the query.
       rows: [...offsets].sort((a, b) => a - b).map((x) =>
@@ -128,7 +129,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
     const ex = current();
     return dataTable({
       caption,
-      columns: [{ title: translate('heads.column.head') }, { title: translate('positions.group') },
+      columns: [{ title: translate('heads.column.head') }, { title: positionsText('group') },
         { title: translate('heads.column.distance'), number: true }],
       rows: heads.map(({ site, head, distance }) => [headName(site, head), groupTitle(ex.site(site).group), formatNumber(distance)]),
     });
@@ -138,12 +139,12 @@ export function mountPositions(root, { store, current, onExplanation }) {
     ({ positions } = ex);
     similarity = ex.tensor(positions.tensor);
     heads = ex.heads.filter((head) => typeof head.distance === 'number');
-    const lead = translate(`positions.kind.${positions.kind}`);
-    const note = [
+    const lead = positionsText(`kind.${positions.kind}`);
+    const note = joinTexts([
       positions.note !== lead && positions.note,
-      positions.reach > 0 && translate('positions.reach', { reach: positions.reach }),
-    ].filter(Boolean).join(' ');
-    root.replaceChildren(make('p.lead', lead), make('p.quiet', { hidden: !note }, note), make('div.halves',
+      positions.reach > 0 && positionsText('reach', { reach: positions.reach }),
+    ], ' ');
+    setChildren(root, make('p.lead', lead), make('p.quiet', { hidden: !note }, note), make('div.halves',
       similarity && block('similarity', map, similarityTable, false),
       positions.curves.length > 0 && block('curves', curves, curvesTable),
       heads.length > 0 && block('distance', distances, distancesTable)));

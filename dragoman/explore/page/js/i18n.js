@@ -2,21 +2,22 @@
 // is taken from there: such a key has only its Chinese string here.
 
 const I18N_TABLES = { en: {}, zh: {} };
-const I18N_PLACES = document.querySelectorAll('[data-i18n], [data-i18n-label]');
+const i18nPlaces = () => document.querySelectorAll('[data-i18n], [data-i18n-label]');
 let i18nLanguage = 'en';
 let i18nTask = 'translate';
 
-for (const { dataset, textContent, ariaLabel } of I18N_PLACES) {
+for (const { dataset, textContent, ariaLabel } of i18nPlaces()) {
   I18N_TABLES.en[dataset.i18n ?? dataset.i18nLabel] = dataset.i18n ? textContent : ariaLabel;
 }
 
-// Strings whose keys begin with `prefix.`: {key: [English, Chinese]}.
+// Add strings whose keys begin with `prefix.`: {key: [English, Chinese]}; returns `translate` for keys without it.
 export function addTexts(prefix, texts) {
   for (const [key, entry] of Object.entries(texts)) {
     const [zh, en] = [entry].flat().reverse();
     if (en !== undefined) I18N_TABLES.en[`${prefix}.${key}`] = en;
     I18N_TABLES.zh[`${prefix}.${key}`] = zh;
   }
+  return (key, parameters) => translate(`${prefix}.${key}`, parameters);
 }
 
 // The string of a key; other tasks than translation may have their own: "key@classify", "key@other".
@@ -27,23 +28,19 @@ export function translate(key, parameters = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, name) => parameters[name] ?? whole);
 }
 
-export function hasString(key) {
-  return key in I18N_TABLES.en;
-}
+export const hasString = (key) => key in I18N_TABLES.en;
 
 export function setTask(task) {
   i18nTask = task || 'translate';
 }
 
-export function currentLanguage() {
-  return i18nLanguage;
-}
+export const currentLanguage = () => i18nLanguage;
 
 // Use "en", "zh", or for "" what the browser asks for; also names the elements with data-i18n.
 export function setLanguage(wanted) {
   i18nLanguage = /^zh/i.test(wanted || navigator.language) ? 'zh' : 'en';
   document.documentElement.lang = i18nLanguage === 'zh' ? 'zh-Hans' : 'en';
-  for (const place of I18N_PLACES) {
+  for (const place of i18nPlaces()) {
     const { i18n, i18nLabel } = place.dataset;
     if (i18n) place.textContent = translate(i18n);
     else place.ariaLabel = translate(i18nLabel);
@@ -65,9 +62,7 @@ export function formatNumber(value, digits = 2) {
 }
 
 // Scores under a length penalty are small: a third digit tells hypotheses apart.
-export function formatScore(value) {
-  return formatNumber(value, 3);
-}
+export const formatScore = (value) => formatNumber(value, 3);
 
 export function formatChange(value, digits = 2) {
   const text = formatNumber(value, digits);
@@ -118,10 +113,10 @@ addTexts('nav', {
   positions: ['Order', '词序'],
 });
 addTexts('heads', {
-  title: '注意力头',
-  purpose: '每个头一张小图：一行是一个词元，颜色越强的格子，读取得越多。',
+  title: ['Attention heads', '注意力头'],
+  purpose: ['One small map for every head: each row is a token, and strong colour marks the tokens it reads.', '每个头一张小图：一行是一个词元，颜色越强的格子，读取得越多。'],
 });
 addTexts('head', {
-  title: '单个头',
-  purpose: '选中的头在读什么，没有它模型会怎么想。',
+  title: ['One head', '单个头'],
+  purpose: ['What the selected head attends to, and the model’s output without it.', '选中的头在读什么，没有它模型会怎么想。'],
 });
