@@ -25,6 +25,7 @@ CONLLU_FIELDS = (
 )
 _WORD_ID = re.compile(r"[1-9][0-9]*")
 _RANGE_OR_EMPTY_ID = re.compile(r"[0-9]+-[0-9]+|[0-9]+\.[0-9]+")
+_COMMENT = "#"
 _DOCUMENT_START = "-DOCSTART-"
 
 
@@ -33,7 +34,9 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
 
     Fields are the columns' numbers from "1", and by the customs of the shared tasks "tokens" for
     the first, "tags" for the last and "pos" for the second of three or more. Sentences may be
-    separated by -DOCSTART- lines too. A sentence with a bad line is skipped; the line is reported.
+    separated by -DOCSTART- lines too. Comments, "# …" before a sentence, are left out where they
+    have another number of columns, for "#" may be a token. A sentence with a bad line is skipped;
+    the line is reported.
     """
     rows: list[list[str]] = []
     first = 0
@@ -45,7 +48,12 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
             continue
         columns = line.split()
         if columns and columns[0] != _DOCUMENT_START:
-            if rows and len(columns) != len(rows[0]):
+            is_other = bool(rows) and len(columns) != len(rows[0])
+            if is_other and all(row[0] == _COMMENT for row in rows):
+                rows, is_other = [], False
+                if columns[0] == _COMMENT:
+                    continue
+            if is_other:
                 yield _bad_columns(path, number, len(rows[0]), len(columns), first)
                 skips = True
             if not rows:

@@ -56,6 +56,13 @@ def test_files_of_tokens_are_known_by_their_names(tmp_path: Path, name: str) -> 
     assert record.fields["pos"] == ["PRP", "VBD"]
 
 
+def test_conll_comments_are_left_out_but_a_token_is_not(tmp_path: Path) -> None:
+    text = "# sent_id = 1\n# He ran\nHe PRP O\nran VBD O\n\n# # O\n1 CD O\n"
+    first, second = read_records([write(tmp_path / "a.conll", text)])
+    assert (first.number, first.fields["tokens"]) == (3, ["He", "ran"])
+    assert second.fields["tokens"] == ["#", "1"]
+
+
 def test_a_conll_line_with_other_columns_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "Yes UH O\n\nHe PRP O\nruns VBZ\nfast RB O\n\nNo UH O\n")
     with pytest.raises(DataError, match=r"a\.conll line 4 must have 3 columns, as line 3.*found 2"):
