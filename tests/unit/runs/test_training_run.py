@@ -314,8 +314,8 @@ def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
 def test_a_budget_that_leaves_no_time_to_train(corpus):
     with pytest.raises(
         ConfigError,
-        match=r"the time budget must leave time to train; found 3 s, of which preparation and writing "
-        r"take \d+ s",
+        match=r"the time budget must leave time to train; found 3 s, of which preparation and "
+        r"writing take \d+ s",
     ):
         train(configured(corpus, "train.time_budget=3"), corpus / "model")
     assert not OutputDirectory(corpus / "model").has_run, "the next attempt may be another"
