@@ -31,14 +31,14 @@ def main() -> None:
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if command in _SAVING:
         signals.install_handlers()
-    elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Spin count of torch's OpenMP threads, which must be set before torch is imported. By default
     # they spin for milliseconds, and on a busy machine training is ten times as slow (docs/log.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     open_streams(keep_working=command in _SAVING)
     from dragoman.cli.app import main as run  # after the handlers
 
+    if command not in _SAVING and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # `run` reports it in one line
     code = run()
     if command in _SAVING:
         sys.exit(code)

@@ -219,7 +219,7 @@ def test_an_export_error_names_its_first_cause() -> None:
     advice = RuntimeError("\x1b[96mThis is step 1/3\x1b[0m of exporting")
     advice.__cause__ = ValueError("a\nlist")
     with (
-        pytest.raises(ConfigError, match=r"found ValueError: a list; the native engine runs"),
+        pytest.raises(ConfigError, match="found ValueError: a list; the native engine runs"),
         exchange_onnx.raising_export_errors(Config()),
     ):
         raise advice

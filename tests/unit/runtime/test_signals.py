@@ -191,6 +191,25 @@ def test_only_commands_worth_saving_get_handlers(monkeypatch, words, installed):
     assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) == installed
 
 
+def test_an_interrupt_while_the_command_is_imported_shows_no_traceback():
+    code = """
+import signal, sys, dragoman.__main__
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "dragoman.cli.app":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+dragoman.__main__.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "recipes"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_earlier_handlers_and_wake_ups_are_restored():
     def handler(number: int, frame: object) -> None:
         return None
