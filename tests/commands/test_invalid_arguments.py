@@ -130,9 +130,9 @@ def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
 def test_a_stream_that_was_closed_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some schedulers start programs without one."""
+    """Some schedulers start programs without one; results on a closed stdout are an error."""
     monkeypatch.setattr(sys, stream, None)
-    open_streams()
+    open_streams(keep_working=True)
     with getattr(sys, stream) as opened:
         assert opened.name == os.devnull
 
