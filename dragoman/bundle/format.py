@@ -75,8 +75,8 @@ def model_paths(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
     """Return the directories of a model or of an ensemble; without a path the built-in model's."""
     if path is None:
         return [box_path()]
-    paths: list[Any] = list(path) if isinstance(path, (list, tuple)) else [path]
-    for each in paths:
+    given: list[Any] = list(path) if isinstance(path, (list, tuple)) else [path]
+    for each in given:
         if not isinstance(each, (str, Path)):
             raise ConfigError(
                 [
@@ -84,7 +84,7 @@ def model_paths(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
                     f"{each!r:.40} ({type(each).__name__}); pass a path such as 'my-model'"
                 ]
             )
-    return [Path(each) for each in paths]
+    return [Path(each) for each in given]
 
 
 def require_bundle(path: Path) -> None:

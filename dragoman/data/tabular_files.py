@@ -338,6 +338,9 @@ def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection)
         raise DataError(
             f"the source's and the target's column of {path} must be known",
             found=", ".join(names) or "no names",
-            fix=f"name them: --set data.src_field={example[0]} --set data.tgt_field={example[1]}",
+            fix=f"name them: --src-lang {example[0]} --tgt-lang {example[1]}"
+            if _are_language_codes(names) and not wanted.src_field
+            else f"name them: --src-field {example[0]} --tgt-field {example[1]}, in training --set "
+            f"data.src_field={example[0]} --set data.tgt_field={example[1]}",
         )
     return src, tgt

@@ -308,12 +308,22 @@ def test_one_column_is_not_both_sides(tmp_path: Path) -> None:
         sides(corpus)
 
 
-def test_unclear_columns_are_asked_for(tmp_path: Path) -> None:
-    corpus = pairs_file(tmp_path, "x.jsonl", '{"de": "eins", "en": "one"}\n')
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (("de", "en"), "--src-lang de --tgt-lang en"),
+        (
+            ("left", "right"),
+            "--src-field left --tgt-field right, in training --set data.src_field=",
+        ),
+    ],
+)
+def test_unclear_columns_are_asked_for(tmp_path: Path, names: tuple[str, str], fix: str) -> None:
+    """By options that every command with --pairs has."""
+    line = json.dumps(dict(zip(names, ("eins", "one"), strict=True)))
+    corpus = pairs_file(tmp_path, "x.jsonl", f"{line}\n")
     with pytest.raises(
-        DataError,
-        match=r"must be known; found de, en; name them: --set data.src_field=de --set "
-        r"data.tgt_field=en",
+        DataError, match=f"must be known; found {', '.join(names)}; name them: {fix}"
     ):
         sides(corpus)
 

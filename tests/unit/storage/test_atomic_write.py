@@ -226,7 +226,7 @@ def test_system_errors_become_ours(tmp_path, number, kind, code):
 def test_require_disk_space_reports_both_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 1_500_000)
     disk_checks.require_disk_space(tmp_path, 1_500_000, "the checkpoints")
-    with pytest.raises(DiskError, match=r"takes 2\.0 GB; found 1\.5 MB free"):
+    with pytest.raises(DiskError, match=r"must fit on the disk: 2\.0 GB; found 1\.5 MB free"):
         disk_checks.require_disk_space(tmp_path, 2_000_000_000, "the checkpoints")
 
 
