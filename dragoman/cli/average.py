@@ -33,7 +33,7 @@ def average(
     OutputDirectory(out).require_no_run()
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.runs.checkpoint_averaging import average_checkpoints
+    from dragoman.runs.averaged_model import average_checkpoints
 
     made = average_checkpoints(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)

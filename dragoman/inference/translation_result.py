@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 
 MAX_ALIGNMENT_CELLS = 1 << 22  # of a line in several segments: most cells are zero
 

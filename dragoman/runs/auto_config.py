@@ -1,6 +1,7 @@
 """Automatic configuration: vocabulary, model and batch size, schedule.
 
-They are chosen from the corpus size, the device and the time budget.
+They are chosen from the corpus size, the device and the time budget. With a budget the epochs are
+an estimate: the steps are planned by training_run.py.
 """
 
 from __future__ import annotations

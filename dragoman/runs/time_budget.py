@@ -1,6 +1,7 @@
 """Time budget of a run: the time left and the number of steps that fit into it.
 
-The model size for a budget is chosen by `choose_config` of `auto_config.py`.
+`TrainingRun` in training_run.py plans the steps with it at the start (`_choose_steps`) and again at
+every checkpoint. The model size for a budget is chosen by `choose_config` of auto_config.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Verification of model and run directories against the SHA-256 in their manifests."""
+"""Verification of model and run directories against the SHA-256 in their manifests.
+
+manifest.py compares the hashes of one directory, also when a bundle or a checkpoint is loaded.
+"""
 
 from __future__ import annotations
 

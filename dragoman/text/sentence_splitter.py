@@ -2,7 +2,8 @@
 
 A small rule set for Latin, Cyrillic, Greek, CJK, Arabic and Devanagari punctuation. It prefers to
 leave two sentences together: a number or an abbreviation before a full stop, or a lower-case letter
-after it, does not end a sentence.
+after it, does not end a sentence. Documents of hierarchical classifiers are split by
+`split_document` of tasks/classification_preprocessor.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Registries of optimizers and learning-rate schedules; importing this does not import torch."""
+"""Registries of optimizers and learning-rate schedules; importing this does not import torch.
+
+An optimizer is an entry here, its `build_...` in optimizer.py and its branch of `state_shapes`
+there; a schedule is an entry and a function of lr_schedule.py.
+"""
 
 from __future__ import annotations
 

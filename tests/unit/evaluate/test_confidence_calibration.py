@@ -16,8 +16,7 @@ from confidence_kit import CALIBRATION
 
 from dragoman.errors import BundleError
 from dragoman.evaluate.classification import calibration_chance_error, expected_calibration_error
-from dragoman.evaluate.metrics import sentence_chrf
-from dragoman.evaluate.translation_confidence import (
+from dragoman.evaluate.confidence_calibration import (
     FEATURES,
     MAX_POINTS,
     ConfidenceFeatures,
@@ -28,6 +27,7 @@ from dragoman.evaluate.translation_confidence import (
     fit_logistic,
     isotonic_regression,
 )
+from dragoman.evaluate.metrics import sentence_chrf
 
 NUMBERS = np.random.default_rng(3)
 MAP = CALIBRATION
