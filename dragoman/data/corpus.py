@@ -246,15 +246,17 @@ class TabularCorpus(Corpus):
                 (number, line) for number, line in enumerate(lines, 1) if isinstance(line, str)
             )
             return
-        first = next(lines, None)
-        if first is None:
-            return
-        between = detect_csv_delimiter(first) if isinstance(first, str) else ","
-        for row in ROW_READERS[self.format](self.path, itertools.chain([first], lines)):
+        head = []  # up to the first line that can be used, which decides the delimiter
+        for line in lines:
+            head.append(line)
+            if isinstance(line, str):
+                break
+        between = detect_csv_delimiter(head[-1]) if head and isinstance(head[-1], str) else ","
+        for row in ROW_READERS[self.format](self.path, itertools.chain(head, lines)):
             if isinstance(row, TableRow):
                 written = io.StringIO()
-                csv.writer(written, delimiter=between, lineterminator="").writerow(row.values)
-                yield row.number, written.getvalue()
+                csv.writer(written, delimiter=between, lineterminator="\r\n").writerow(row.values)
+                yield row.number, written.getvalue()[:-2]  # fields with line ends are quoted
 
     def _pair(self, row: TableRow, columns: PairColumns) -> SentencePair | BadPair:
         values = row.values

@@ -271,6 +271,16 @@ def test_csv_whose_first_line_is_bad_and_csv_without_lines(tmp_path: Path) -> No
         sides(TabularCorpus(path))
     path.write_bytes(b"")
     assert sides(TabularCorpus(path)) == []
+    assert list(TabularCorpus(path).raw_records()) == []
+
+
+def test_raw_csv_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """A cleaned file had commas for semicolons after a bad line, and broken rows for line ends."""
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'\xff;c\n\xff\nd;e\nf;"g\nh"\n')
+    corpus = TabularCorpus(path, on_bad_line="skip")
+    assert sides(corpus) == [("d", "e"), ("f", "g h")]
+    assert list(corpus.raw_records()) == [(3, "d;e"), (4, 'f;"g\nh"')]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.ndjson", "x.jsonl.gz"])
