@@ -244,19 +244,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of the corpora")
     parser.add_argument("--out", type=Path, default=Path("task_results.json"))
-    parser.add_argument("--only", nargs="*", default=[], help="names of rows")
+    parser.add_argument("--only", nargs="*", default=[], help="names of rows, in this order")
     parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--set", action="append", default=[], help="setting of every run")
     parser.add_argument("--list", action="store_true", help="print the commands and exit")
     arguments = parser.parse_args()
-    known = {row.name for row in ROWS}
-    if unknown := sorted(set(arguments.only) - known):
+    known = {row.name: row for row in ROWS}
+    if unknown := sorted(set(arguments.only) - set(known)):
         parser.error(f"there is no row {unknown[0]}; there are {', '.join(sorted(known))}")
-    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
+    rows = [known[name] for name in arguments.only or known]
     if arguments.list:
         for row in rows:
-            print(f"{row.name}: dragoman train {row.train} --out {row.name}")
+            train = row.train.format(data=arguments.data)
+            print(f"{row.name}: dragoman train {train} --out {row.name}")
         return
     extra = [part for each in arguments.set for part in ("--set", each)]
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}

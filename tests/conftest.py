@@ -43,13 +43,18 @@ class MissingPackages:
 
     names = frozenset(
         {
+            "httptools",
             "hypothesis",
+            "jsonschema",
             "matplotlib",
+            "playwright",
             "rich",
             "sacrebleu",
             "safetensors",
             "sentencepiece",
+            "starlette",
             "typer",
+            "uvicorn",
             "yaml",
         }
     )

@@ -109,7 +109,6 @@ def test_an_interruption_reports_how_to_resume(
                 ["--engine", "native"],
                 ["--precision", "int8"],
                 ["--input", "other.txt"],
-                ["--model", str(OTHER_MODEL)],
             ],
         ),
         (["--sample"], [["--temperature", "0.5"], ["--top-k", "4"], ["--seed", "4"]]),
@@ -142,6 +141,8 @@ def test_an_unfinished_augmentation_is_not_continued_with_another_option(
     for change in changes:
         assert augment(bundle, mono, *options, *change) == 2, change
         assert "s.progress.json of another" in capsys.readouterr().err, change
+    assert augment(OTHER_MODEL, mono, *options) == 2
+    assert "s.progress.json of another" in capsys.readouterr().err
     assert augment(bundle, mono, *options, "--batch-size", "1") == 0
     assert "continuing after 2 lines" in capsys.readouterr().err
 

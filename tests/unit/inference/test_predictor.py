@@ -188,9 +188,16 @@ def write_model_of(path, task):
     return path
 
 
-@pytest.mark.parametrize("path", [5, ["one", "two"], []])
-def test_load_takes_one_path(path):
-    with pytest.raises(ConfigError, match=r"must be the path of its directory; found .*Translator"):
+@pytest.mark.parametrize(
+    ("path", "error", "words"),
+    [
+        (5, ConfigError, r"the path of a directory, or several in a list; found 5 \(int\)"),
+        (["one", "two"], BundleError, "found nothing at one"),
+        ([], ConfigError, "needs at least one model; found none"),
+    ],
+)
+def test_load_takes_a_path_or_several(path, error, words):
+    with pytest.raises(error, match=words):
         dragoman.load(path)
 
 
