@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from page_kit import open_context, open_page
+from page_kit import open_context, open_page, wait_until
 from synthetic import make_explanation
 
 SOURCE = "The house at the river was built by an old engineer."
@@ -77,6 +77,7 @@ def test_a_keyboard_reaches_ten_goals(browser: Any) -> None:
     keys.until("#ask-text")
     with page.expect_response("**/api/explain"):
         page.keyboard.press("Control+Enter")
+    wait_until(page, "() => !document.querySelector('#panel-ask [aria-busy=true]')")
     assert ("explain", "The house") in [
         (path, body["text"][:9]) for path, body in server.requests if body and "text" in body
     ]
