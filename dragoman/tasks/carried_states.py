@@ -41,13 +41,18 @@ class SegmentStates:
     def write(
         self, segment_parity: int, streams: Tensor, segments: Tensor, carried: Mapping[str, Tensor]
     ) -> None:
-        """Store what these segments leave, for the next of their streams."""
+        """Store what these segments leave, for the next of their streams.
+
+        Zeros take the place of NaN and infinity. The step of a segment that overflows is skipped,
+        but every later one of the epoch would read its states, and none would be finite.
+        """
         target = 1 - segment_parity
         for name, tensor in carried.items():
             for buffer in self._buffers:
                 if name not in buffer:
                     buffer[name] = tensor.new_zeros(self._rows, *self._shapes[name])
-            self._buffers[target][name].index_copy_(0, streams, tensor)
+            finite = torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0)
+            self._buffers[target][name].index_copy_(0, streams, finite)
         if self._next is None:
             self._next = torch.zeros((), dtype=torch.int64, device=segments.device)
         self._next.copy_(segments[0] + 1)

@@ -44,6 +44,18 @@ def test_computing_a_segment_again_reads_the_same() -> None:
     assert states.read(0, streams, first + 2)["hidden"].eq(7.0).all()
 
 
+def test_what_is_not_finite_is_not_carried() -> None:
+    states = SegmentStates(SHAPES, rows=2)
+    streams, first = torch.arange(2), torch.zeros(2, dtype=torch.int64)
+    left = carried(5.0)
+    left["hidden"][1, 0] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    states.write(0, streams, first, left)
+    found = states.read(1, streams, first + 1)["hidden"]
+    assert found[0].eq(5.0).all()
+    assert found[1].tolist() == [[0.0, 0.0, 0.0], [5.0, 5.0, 5.0]]
+    assert left["hidden"][1, 0].isnan()[0]  # the segment's own tensor is not changed
+
+
 def test_rows_are_found_by_their_stream() -> None:
     states = SegmentStates(SHAPES, rows=3)
     first = torch.zeros(1, dtype=torch.int64)

@@ -22,6 +22,7 @@ from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.data.language_model_segments import SegmentPlan
 from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch, build_stream
 from dragoman.text.special_tokens import BOS, EOS, UNK
 from dragoman.training.mixed_precision import choose_precision
@@ -490,6 +491,25 @@ def test_a_memory_beats_none_where_the_answer_lies_in_an_earlier_segment(tmp_pat
         assert isinstance(task, LanguageTask)
         found[memory] = evaluate(task, trainer.model, lines)["perplexity"]
     assert found[16] < 0.8 * found[0]
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "lstm"])
+def test_a_segment_that_overflows_costs_one_step(tmp_path: Path, name: str) -> None:
+    """What it leaves to the next segment is not carried, or no step of the epoch were finite."""
+    config = config_of(name, train={"steps": 8, "checkpoint_every": 999})
+    trainer = trainer_of(tmp_path, config, lines_of(60))
+    calls = itertools.count(1)
+
+    def overflow(_: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return output * float("inf") if next(calls) == 3 else output
+
+    model = trainer.model
+    assert isinstance(model, NeuralLanguageModel)
+    model.embedding.register_forward_hook(overflow)
+    with trainer._run:
+        trainer.fit()
+    assert trainer.state.divergence.total_skips == 1
+    assert trainer.state.applied_steps == 7
 
 
 @pytest.mark.parametrize(("name", "carries"), [("transformer_xl", True), ("transformer", False)])
