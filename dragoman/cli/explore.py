@@ -116,7 +116,7 @@ def explore(
     if to is not None:
         _check_translator(model, to)
     if html is not None:
-        from dragoman.storage.output_files import check_output_file
+        from dragoman.storage.user_output_files import check_output_file
 
         check_output_file("--html", html, inputs=[each for each in (json, model) if each])
         explanation = (

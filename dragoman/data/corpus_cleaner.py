@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dragoman.data.corpus import Corpus, SentencePair, TabularCorpus
 from dragoman.data.corpus_checks import CorpusFinding, examine_corpus
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.storage.output_files import check_output_file, open_output
+from dragoman.storage.user_output_files import check_output_file, open_output
 
 UNUSABLE_CODES = ("invalid", "broken", "overlong")  # always removed: there is no text to write
 REMOVABLE_CODES = ("empty", "duplicate", "length-ratio", "copy", "tokenised", "leak", "source-leak")
