@@ -37,7 +37,7 @@ from dragoman.layers.norms_and_residuals import (
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer_blocks import TransformerLayer
-from dragoman.storage.int8_weights import quantize_rows
+from dragoman.storage.int8_quantization import quantize_rows
 
 ZERO_POINT = 128  # the uint8 value that stands for an input of zero
 VECTOR_WIDTH = 16  # floats of the widest SIMD vector: every width is padded to a multiple of it

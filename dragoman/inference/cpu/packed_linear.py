@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.errors import DivergedError
-from dragoman.storage.int8_weights import quantize_rows
+from dragoman.storage.int8_quantization import quantize_rows
 
 LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 
