@@ -1,4 +1,8 @@
-"""Pack weights for the C++ kernels, in float32 or int8, and the int8 filter of the output."""
+"""Pack weights for the C++ kernels, in float32 or int8, and the int8 filter of the output.
+
+`quantize_rows` in `storage/int8_quantization.py` quantizes them, and `pack_int8_panels` in
+packed_linear.py packs the result in the layout of the kernels.
+"""
 
 from __future__ import annotations
 
