@@ -1,7 +1,8 @@
 """Corpus cleaning: remove the lines that the checks found, in two passes and bounded memory.
 
 `corpus_checks.py` decides on the lines, such as those with an outlying length ratio. Whatever is
-cleaned, training skips pairs of more than `data.max_length` tokens (`store_builder.py`).
+cleaned, training leaves out pairs of more than `data.max_length` tokens: `_StoreWriter.add` in
+`store_builder.py`.
 """
 
 from __future__ import annotations
