@@ -19,7 +19,7 @@ from bench.synthetic_corpus import LETTERS, NUM_SPECIAL_TOKENS, Corpus
 from bench.toolkit_configs import TOOLKIT_CONFIGS, TrainingJob
 from bench.toolkit_environments import TOOLKITS, InstallError, toolkit_python
 from dragoman.config import ModelConfig
-from dragoman.data.collate import BatchPlan
+from dragoman.data.batch_plan import BatchPlan
 
 
 def time_toolkit(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dragoman.attention.hooks import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
-    from dragoman.explore.notebook import explore
+    from dragoman.explore.notebook_display import explore
     from dragoman.inference import (
         Classifier,
         LanguageModel,

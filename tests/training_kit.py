@@ -12,7 +12,8 @@ import torch
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import ModelConfig, TrainConfig
-from dragoman.data.collate import Batch, BatchPlan, make_batch
+from dragoman.data.batch_plan import BatchPlan
+from dragoman.data.collate import Batch, make_batch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.tasks.translation import TranslationTask

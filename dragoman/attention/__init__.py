@@ -18,6 +18,11 @@ if TYPE_CHECKING:
         SinusoidalHalvesPositions as SinusoidalHalvesPositions,
     )
     from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
+    from dragoman.attention.attention_mechanism import Attended as Attended
+    from dragoman.attention.attention_mechanism import Mechanism as Mechanism
+    from dragoman.attention.attention_mechanism import (
+        SequenceSelfAttention as SequenceSelfAttention,
+    )
     from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
@@ -54,11 +59,6 @@ if TYPE_CHECKING:
     from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
     from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
     from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
-    from dragoman.attention.score_and_alignment import Attended as Attended
-    from dragoman.attention.score_and_alignment import Mechanism as Mechanism
-    from dragoman.attention.score_and_alignment import (
-        SequenceSelfAttention as SequenceSelfAttention,
-    )
     from dragoman.attention.score_functions import AdditiveScore as AdditiveScore
     from dragoman.attention.score_functions import CosineScore as CosineScore
     from dragoman.attention.score_functions import DotScore as DotScore
@@ -102,7 +102,7 @@ _HOMES = {
         "coverage_loss",
     ),
     "lsh": ("LSHAttention",),
-    "score_and_alignment": (
+    "attention_mechanism": (
         "Attended",
         "Mechanism",
         "SequenceSelfAttention",

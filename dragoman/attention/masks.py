@@ -1,6 +1,8 @@
-"""Attention masks; True means that a position may be attended to.
+"""Attention masks for any model; True means that a position may be attended to.
 
-Padding masks of a batch are `Batch.src_mask` and `tgt_mask` in `data/collate.py`.
+Dragoman's self-attention makes its causal mask in `ops/attention.py`: `build_attention_mask`, or
+`is_causal` of PyTorch's kernel in `attend`. Padding masks of a batch are `Batch.src_mask` and
+`tgt_mask` in `data/collate.py`.
 """
 
 from __future__ import annotations

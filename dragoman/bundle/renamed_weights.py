@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dragoman.storage.int8_weights import SCALE_SUFFIX
+from dragoman.storage.int8_quantization import SCALE_SUFFIX
 
 # Components of a weight's name, such as `feedforward` in encoder.0.feedforward.inner.weight.
 RENAMED_COMPONENTS = {

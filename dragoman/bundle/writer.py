@@ -36,7 +36,7 @@ from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic_write import FileRecord, sync_directory, temporary_name, write_file
 from dragoman.storage.disk_checks import os_errors_converted, require_writable
-from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
+from dragoman.storage.int8_quantization import dequantize_tensors, quantize_tensors
 from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask
 from dragoman.text.language_identification import LanguageIdentifier

@@ -1,6 +1,7 @@
-"""Checkpoint retention: pruning, the best checkpoint, quarantine of damaged ones, leftovers.
+"""Checkpoint retention: which checkpoints are kept, and which are removed or quarantined.
 
-`RunDirectory.prune` in run_directory.py keeps the newest and the best.
+`prune_checkpoints` keeps the newest ones after each save, `BestCheckpoint` the best, `prune_oldest`
+frees space on a full disk.
 """
 
 from __future__ import annotations
@@ -174,6 +175,20 @@ def list_prunable(run: Path, run_id: str) -> list[Checkpoint]:
         for each in known
         if each.step not in protected and each.manifest.get("run_id") == run_id
     ]
+
+
+def prune_checkpoints(run: Path, run_id: str, *, keep: int) -> list[int]:
+    """Remove all but the `keep` newest checkpoints; return the removed steps.
+
+    Never removed are the newest, the last that is not suspect, and those of another run.
+    """
+    newest = list_steps(run)[-max(1, keep) :]
+    pruned = []
+    for checkpoint in list_prunable(run, run_id):
+        if checkpoint.step not in newest:
+            remove_checkpoint(checkpoint, run)
+            pruned.append(checkpoint.step)
+    return pruned
 
 
 def prune_oldest(run: Path, run_id: str, needed: int) -> str | None:

@@ -33,10 +33,9 @@ from dragoman.checkpoint.checkpoint_io import (
 from dragoman.checkpoint.retention import (
     BestCheckpoint,
     count_quarantined,
-    list_prunable,
+    prune_checkpoints,
     prune_oldest,
     quarantine_checkpoint,
-    remove_checkpoint,
     remove_leftovers,
 )
 from dragoman.checkpoint.training_log import TrainingLog, spell_nonfinite
@@ -307,19 +306,10 @@ class RunDirectory:
                 self.keep_best(step)
 
     def prune(self, keep_checkpoints: int | None = None) -> list[int]:
-        """Remove all but the `keep_checkpoints` newest checkpoints; return the removed steps.
-
-        Never removed are the newest, the last that is not suspect, and those of another run.
-        """
-        pruned = []
+        """Remove old checkpoints as `prune_checkpoints` does; return the removed steps."""
+        keep = keep_checkpoints or self.keep_checkpoints
         with os_errors_converted(self.path):
-            newest = self.steps()[-max(1, keep_checkpoints or self.keep_checkpoints) :]
-            for checkpoint in list_prunable(self.path, self.run_id):
-                if checkpoint.step in newest:
-                    continue
-                remove_checkpoint(checkpoint, self.path)
-                pruned.append(checkpoint.step)
-        return pruned
+            return prune_checkpoints(self.path, self.run_id, keep=keep)
 
     # Log and status
 

@@ -30,7 +30,7 @@ from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, Pa
 from dragoman.storage.atomic_write import hash_file
 from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest
-from dragoman.storage.output_files import check_output_file
+from dragoman.storage.user_output_files import check_output_file
 
 _FILTER_PANEL = "Filters"
 

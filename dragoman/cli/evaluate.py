@@ -27,7 +27,7 @@ from dragoman.cli.options import (
 from dragoman.cli.printing import print_json, print_note, print_result, print_table
 from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
-from dragoman.storage.output_files import check_output_file, open_output
+from dragoman.storage.user_output_files import check_output_file, open_output
 
 MAX_TABLE_ROWS = 100  # classes that are printed
 

@@ -29,7 +29,7 @@ from dragoman.cli.predict import check_length, check_no_text_field, number_lines
 from dragoman.cli.printing import print_note, print_text
 from dragoman.cli.translate import warn_about_file
 from dragoman.errors import ConfigError, DataError, escape_json_controls, suggest_name
-from dragoman.storage.output_files import check_output_file
+from dragoman.storage.user_output_files import check_output_file
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Explanation
@@ -209,7 +209,7 @@ def explain(
     for example in examples:
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
-        found = add_interventions(predictor, found, branches, ablations).with_path(model)
+        found = add_counterfactuals(predictor, found, branches, ablations).with_path(model)
         if "text" in found.missing:
             print_note(found.missing["text"])
         if json:
@@ -273,14 +273,14 @@ def check_ablations(ablations: str) -> None:
             )
 
 
-def add_interventions(
+def add_counterfactuals(
     predictor: Any, explanation: Explanation, branches: int, ablations: str
 ) -> Explanation:
     """Return the explanation with branches and ablations that a file then holds."""
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.interventions import add_ablations, list_heads
+        from dragoman.inference.counterfactual_explanations import add_ablations, list_heads
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.explain import add_interventions, check_ablations, check_task
+from dragoman.cli.explain import add_counterfactuals, check_ablations, check_task
 from dragoman.cli.options import (
     AblationsOption,
     BeamOption,
@@ -112,11 +112,11 @@ def explore(
     if model is None and json is None:
         model = default_model()
     _check_what(chosen, json, html)
-    _check_interventions(model, html, branches, ablations)
+    _check_counterfactuals(model, html, branches, ablations)
     if to is not None:
         _check_translator(model, to)
     if html is not None:
-        from dragoman.storage.output_files import check_output_file
+        from dragoman.storage.user_output_files import check_output_file
 
         check_output_file("--html", html, inputs=[each for each in (json, model) if each])
         explanation = (
@@ -212,7 +212,7 @@ def _check_what(text: str | None, json: Path | None, html: Path | None) -> None:
         )
 
 
-def _check_interventions(
+def _check_counterfactuals(
     model: Path | None, html: Path | None, branches: int, ablations: str
 ) -> None:
     """Raise ConfigError unless a file with its model's answers to them is written."""
@@ -270,7 +270,7 @@ def _explain_text(
     if hasattr(predictor, "read_arguments"):
         [text] = predictor.read_arguments([text])
     explanation: Explanation = predictor.explain(text, **options)
-    return add_interventions(predictor, explanation, branches, ablations).with_path(model)
+    return add_counterfactuals(predictor, explanation, branches, ablations).with_path(model)
 
 
 def read_explanation(path: Path) -> Explanation:

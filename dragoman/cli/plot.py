@@ -183,7 +183,7 @@ def _plan_files(
     chosen: Sequence[str], out: Path, format_: str | None, models: Sequence[Path]
 ) -> dict[str, Path]:
     """Return the file of each figure; raise ConfigError for one that cannot be written."""
-    from dragoman.storage.output_files import check_output_file
+    from dragoman.storage.user_output_files import check_output_file
 
     if format_ is not None and format_ not in FORMATS:
         raise ConfigError([f"--format must be png, svg or pdf; found {format_!r}; choose one"])

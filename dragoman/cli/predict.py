@@ -24,7 +24,7 @@ from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.cli.translate import line_writer, warn_about_file
 from dragoman.errors import ConfigError, DataError
-from dragoman.storage.output_files import check_output_file, open_output
+from dragoman.storage.user_output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
     from dragoman.data.labeled_records import Record

@@ -49,7 +49,7 @@ def settings(
 def list_all_settings() -> list[SettingRow]:
     """Return every setting, section by section."""
     from dragoman.config.config import SECTIONS, Config
-    from dragoman.config.setting import list_settings
+    from dragoman.config.setting_declaration import list_settings
 
     rows = []
     for section in SECTIONS:

@@ -43,7 +43,7 @@ from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
 from dragoman.config.inference_choices import check_utility
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.storage.output_files import check_output_file, open_output
+from dragoman.storage.user_output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
     from dragoman.inference import Translation

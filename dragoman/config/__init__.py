@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         to_dict,
     )
     from dragoman.config.model import ModelConfig
-    from dragoman.config.setting import Setting, list_settings, setting
+    from dragoman.config.setting_declaration import Setting, list_settings, setting
     from dragoman.config.train import TrainConfig
 
 __all__ = [
@@ -45,7 +45,7 @@ _MODULES = {
     **dict.fromkeys(("Config", "DataConfig", "DecodeConfig", "TextConfig"), "config"),
     "ModelConfig": "model",
     "TrainConfig": "train",
-    **dict.fromkeys(("Setting", "list_settings", "setting"), "setting"),
+    **dict.fromkeys(("Setting", "list_settings", "setting"), "setting_declaration"),
 }
 
 

@@ -21,7 +21,7 @@ from dragoman.config.model import ModelConfig
 from dragoman.config.renamed_settings import RENAMED_SETTINGS, SETTING_BY_SYNONYM
 from dragoman.config.sentence_pairs import PairsConfig
 from dragoman.config.sets import SetsConfig
-from dragoman.config.setting import Paths, list_settings, setting
+from dragoman.config.setting_declaration import Paths, list_settings, setting
 from dragoman.config.tag import TagConfig
 from dragoman.config.train import TrainConfig
 from dragoman.errors import ConfigError, suggest_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dragoman.config.setting import setting
+from dragoman.config.setting_declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dragoman.config.setting import setting
+from dragoman.config.setting_declaration import setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,9 @@ Every pair occurs once per epoch. Pairs are shuffled, assigned to the smallest b
 holds them, and fill its batches; the batches are shuffled in turn. A corpus of more than 4 million
 pairs is planned in windows of that size, made of shuffled blocks: planning needs bounded memory,
 and a resumed run plans only the window it is in.
+
+A `Cursor` is the position that a checkpoint stores; `plan_step` returns the micro-batches of the
+next training step and the cursor after them, so a resumed run continues where it stopped.
 """
 
 from __future__ import annotations

@@ -12,23 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.data.batch_plan import BatchPlan, Cursor, StepPlan, plan_step, smallest_fitting_shape
+from dragoman.data.batch_plan import smallest_fitting_shape
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.token_store import TokenStore
 from dragoman.runtime.counter_rng import CounterRNG
 from dragoman.text.sentencepiece_tokenizer import TokenIds, Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD
-
-__all__ = [
-    "Batch",
-    "BatchPlan",
-    "Cursor",
-    "StepPlan",
-    "TensorBatch",
-    "collate",
-    "make_batch",
-    "plan_step",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Corpus cleaning: remove the lines that the checks found, in two passes and bounded memory.
 
 `corpus_checks.py` decides on the lines, such as those with an outlying length ratio. Whatever is
-cleaned, training skips pairs of more than `data.max_length` tokens (`store_builder.py`).
+cleaned, training leaves out pairs of more than `data.max_length` tokens: `_StoreWriter.add` in
+`store_builder.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dragoman.data.corpus import Corpus, SentencePair, TabularCorpus
 from dragoman.data.corpus_checks import CorpusFinding, examine_corpus
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.storage.output_files import check_output_file, open_output
+from dragoman.storage.user_output_files import check_output_file, open_output
 
 UNUSABLE_CODES = ("invalid", "broken", "overlong")  # always removed: there is no text to write
 REMOVABLE_CODES = ("empty", "duplicate", "length-ratio", "copy", "tokenised", "leak", "source-leak")

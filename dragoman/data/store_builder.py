@@ -1,6 +1,7 @@
 """Builds the token store: tokenizes a corpus on all cores in bounded memory.
 
-Pairs that are empty or longer than `data.max_length` tokens are skipped here.
+Pairs that are empty or longer than `data.max_length` tokens are left out: the long ones in
+`_StoreWriter.add`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from dragoman.decoding.beam_state import ActiveBeams, BeamState
+from dragoman.decoding.constrained_rows import ConstrainedRows
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search_interface import (
-    ConstrainedRows,
     IncrementalDecoder,
     SearchBackend,
     SearchRequest,

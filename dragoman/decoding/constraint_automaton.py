@@ -13,7 +13,7 @@ known exactly:
 
 Constraints are on the decoded text. A token is the characters that it adds to it, however the text
 is tokenized; tokens of single bytes must form valid UTF-8. `ConstrainedRows`
-(`search_interface.py`) masks the tokens that are not allowed, for every strategy.
+(`constrained_rows.py`) masks the tokens that are not allowed, for every strategy.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.constrained_rows import ConstrainedRows
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search_interface import (
     ChosenTokens,
-    ConstrainedRows,
     FloatArray,
     IncrementalDecoder,
     IntArray,

@@ -2,7 +2,8 @@
 
 To add a strategy (greedy, beam search and sampling are three), implement `SearchStrategy`. A
 strategy calls a model by `step` and computes with a `SearchBackend`; it never tests the model or
-the device.
+the device. `mask_invalid_tokens` applies forced tokens and the minimum length to the logits;
+`ConstrainedRows` in `constrained_rows.py` applies constraints to them.
 """
 
 from __future__ import annotations
@@ -225,76 +226,6 @@ def mask_invalid_tokens(logits: Tensor, *, forced: IntArray, step: int, min_leng
         logits[rows] = -torch.inf
         logits[rows, forced_tokens] = kept
     return logits
-
-
-class ConstrainedRows:
-    """The constraints of sentences, applied to rows that are each in a state of its sentence's.
-
-    A row without a state (None) is not constrained: its result is not used.
-    """
-
-    def __init__(self, constraints: Sequence[TokenConstraints], max_lengths: Sequence[int]) -> None:
-        self._constraints, self._max_lengths = constraints, max_lengths
-        self.needs_check = any(each.needs_check for each in self._constraints)
-        self.reason = self._constraints[0].reason
-
-    def start(self, sentence: int) -> Any:
-        """Return the state before the first token."""
-        return self._constraints[sentence].start()
-
-    def advance(self, sentence: int, state: Any, token: int) -> Any:
-        """Return the state after a token."""
-        return self._constraints[sentence].advance(state, token)
-
-    def mask(
-        self,
-        logits: Tensor,
-        sentences: Sequence[int],
-        states: Sequence[Any | None],
-        step: int,
-    ) -> Tensor:
-        """Set the logits (N, V) of tokens that leave no completion to -inf, in place."""
-        allowed = np.ones(logits.shape, dtype=bool)
-        for row, (sentence, state) in enumerate(zip(sentences, states, strict=True)):
-            if state is not None:
-                remaining = self._max_lengths[sentence] - step
-                allowed[row] = self._constraints[sentence].allowed(state, remaining)
-        return logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
-
-    def reject(
-        self,
-        logits: Tensor,
-        sentences: Sequence[int],
-        states: Sequence[Any | None],
-        candidates: TopK,
-        step: int,
-        rows: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Set logits of candidates (R, C) without a completion to -inf; return their rows.
-
-        The candidates are those of some rows, by default of all. Only what a search would take is
-        looked at: to complete a line under Mirror and NoCopy takes a search of its own.
-        """
-        if not self.needs_check:
-            return []
-        at, rejected = list[int](), list[int]()
-        given = zip(
-            range(len(states)) if rows is None else rows,
-            candidates.ids.tolist(),
-            candidates.values.isfinite().tolist(),
-            strict=True,
-        )
-        for row, tokens, is_finite in given:
-            state, sentence = states[row], sentences[row]
-            if state is None:
-                continue
-            constraints, remaining = self._constraints[sentence], self._max_lengths[sentence] - step
-            for token, finite in zip(tokens, is_finite, strict=True):
-                if finite and not constraints.can_complete(state, token, remaining):
-                    at.append(row)
-                    rejected.append(token)
-        logits[at, rejected] = -torch.inf
-        return sorted(set(at))
 
 
 class ChosenTokens(NamedTuple):

@@ -33,7 +33,7 @@ from dragoman.inference.exported_engine_files import (
 )
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.disk_checks import require_disk_space, require_new_directory
-from dragoman.storage.int8_weights import dequantize_tensors, quantize_tensors
+from dragoman.storage.int8_quantization import dequantize_tensors, quantize_tensors
 
 MIN_EQUAL_FLOAT32, MIN_EQUAL_QUANTIZED = (
     0.995,

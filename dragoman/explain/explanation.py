@@ -287,8 +287,8 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Return the explorer page in a frame, and a table for notebooks that remove frames."""
         # By name, because the page lies in a higher layer.
-        notebook = importlib.import_module("dragoman.explore.notebook")
-        cell: str = notebook.render_cell(self)
+        notebook_display = importlib.import_module("dragoman.explore.notebook_display")
+        cell: str = notebook_display.render_cell(self)
         return cell
 
     def to_dict(self, budget: int | None = DEFAULT_BUDGET) -> dict[str, Any]:

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dragoman.attention.attention_mechanism import Mechanism
 from dragoman.attention.hooks import find_attentions, record
-from dragoman.attention.score_and_alignment import Mechanism
 from dragoman.config import Config
 from dragoman.decoding.beam_trace import BeamTrace
 from dragoman.decoding.hypothesis import Hypothesis

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dragoman.errors import ConfigError
-from dragoman.storage.output_files import check_output_file, write_output
+from dragoman.storage.user_output_files import check_output_file, write_output
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ class _CallablePackage(ModuleType):
         `model` is a predictor, a model directory or an explanation, which is returned as it is.
         Options are those of `explain`, such as beam=4.
         """
-        from dragoman.explore.notebook import explore
+        from dragoman.explore.notebook_display import explore
 
         return explore(model, text, **options)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.storage.output_files import write_output
+from dragoman.storage.user_output_files import write_output
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Explanation

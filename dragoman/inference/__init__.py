@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from dragoman.decoding.search_interface import SearchRequest
     from dragoman.inference.engine_protocol import Engine
     from dragoman.inference.native_engine import NativeEngine
-    from dragoman.inference.pair_scores import PairScore
     from dragoman.inference.predictors.base import Predictor
     from dragoman.inference.predictors.catalogue import load
     from dragoman.inference.predictors.classifier import Classification, Classifier
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from dragoman.inference.predictors.tagger import Tagger, Tagging
     from dragoman.inference.translation_options import TranslationOptions
     from dragoman.inference.translation_result import Translation
+    from dragoman.inference.translation_scoring import PairScore
     from dragoman.inference.translator import Translator
 
 __all__ = [
@@ -61,7 +61,7 @@ _MODULES = {
     "NativeEngine": "dragoman.inference.native_engine",
     "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
-    "PairScore": "dragoman.inference.pair_scores",
+    "PairScore": "dragoman.inference.translation_scoring",
     "Predictor": "dragoman.inference.predictors.base",
     "SearchRequest": "dragoman.decoding.search_interface",
     "SetModel": "dragoman.inference.predictors.set_predictor",

@@ -34,10 +34,10 @@ from dragoman.inference.line_segments import (
     split_lines,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.pair_scores import PairScore, score_pairs
 from dragoman.inference.translation_explainer import TranslationExplainer
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.inference.translation_result import Translation, add_confidence
+from dragoman.inference.translation_scoring import PairScore, score_pairs
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.thread_map import map_in_threads

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from dragoman.attention.lsh_bucket_count import bucket_problem
 from dragoman.config import ModelConfig
-from dragoman.config.setting import setting
+from dragoman.config.setting_declaration import setting
 from dragoman.errors import ConfigError
 from dragoman.models.block_list_parser import OptionValue, parse_blocks
 from dragoman.registry import catalogue

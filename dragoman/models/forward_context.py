@@ -72,7 +72,7 @@ class ForwardContext:
         """Return the mask of self-attention, broadcastable to (B, T, T) for a `length` of T.
 
         It is the attention mask if there is one, else it hides padding; with earlier segments it
-        is (B, 1, M + T).
+        is (B, 1, M + T). The causal mask is not in it: `ops/attention.py` adds it.
         """
         if self.attention_mask is not None:
             return self.attention_mask

@@ -47,7 +47,7 @@ class TransformerLayer(Block):
         cross: CrossAttention | None,
         ffn: FeedForward,
         residuals: list[Residual],  # one for each of the above, in this order
-        causal: bool,
+        causal: bool,  # in a decoder; the mask is made in ops/attention.py
     ) -> None:
         super().__init__()
         self.causal = causal

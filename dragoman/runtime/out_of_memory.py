@@ -1,8 +1,8 @@
 """Out-of-memory errors: recognizing them, releasing memory, and running batches in halves.
 
-`BatchHalving` serves inference: `inference/batch_translator.py`, `inference/pair_scores.py` and the
-predictors of other tasks. Training halves its micro-batches itself: `OOMSplitter` in
-`training/train_step.py`.
+`BatchHalving` serves inference: `inference/batch_translator.py`,
+`inference/translation_scoring.py` and the predictors of other tasks. Training halves its
+micro-batches itself: `OOMSplitter` in `training/train_step.py`.
 """
 
 from __future__ import annotations

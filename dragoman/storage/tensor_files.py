@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dragoman.errors import BundleError, DivergedError
 from dragoman.storage.atomic_write import Bytes, FileRecord, native_path, open_regular, write_file
-from dragoman.storage.int8_weights import SCALE_SUFFIX, dequantize_tensors, is_quantizable
+from dragoman.storage.int8_quantization import SCALE_SUFFIX, dequantize_tensors, is_quantizable
 from dragoman.storage.manifest import corrupt_file_error, reject_duplicate_keys
 
 _MAX_HEADER_BYTES = 16 << 20

@@ -2,7 +2,8 @@
 
 The trainer owns the position: what has been prefetched is never part of any state, and each batch
 is a pure function of (plan, seed, cursor, rank). A resumed run therefore sees the same batches
-(joeynmt#125, #172; OpenNMT-py#2006, #2517; huggingface/transformers#11323).
+(joeynmt#125, #172; OpenNMT-py#2006, #2517; huggingface/transformers#11323). `plan_step` in
+`data/batch_plan.py` computes the next batch and cursor.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dragoman.data.batch_plan import Plan
-from dragoman.data.collate import Cursor, TensorBatch, plan_step
+from dragoman.data.batch_plan import Cursor, Plan, plan_step
+from dragoman.data.collate import TensorBatch
 from dragoman.storage import fault_injection
 
 

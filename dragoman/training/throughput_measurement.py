@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dragoman.data.collate import Cursor
+from dragoman.data.batch_plan import Cursor
 from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE
 from dragoman.training.data_loader import DataLoader
 from dragoman.training.distributed.data_parallel import named_weights

@@ -2,7 +2,7 @@
 
 Nothing here synchronizes with the device. Whether the gradients are finite is decided on the device
 by the optimizer's fused kernel, and the metrics of a step are read when they have arrived: one step
-later on a GPU.
+later on a GPU. A micro-batch that runs out of memory is computed in halves by `OOMSplitter`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import yaml
 from dragoman.config import Config, apply_overrides
 from dragoman.config.config import suggest_setting
 from dragoman.config.loader import load_yaml
-from dragoman.config.setting import Field, convert_value, list_settings
+from dragoman.config.setting_declaration import Field, convert_value, list_settings
 from dragoman.errors import ConfigError, suggest_name
 
 SIZE = "size"

@@ -11,7 +11,7 @@ from test_served import PANELS, read_panel, use_every_panel
 
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.html_export import export_html, read_island
-from dragoman.explore.notebook import show_spaces
+from dragoman.explore.notebook_display import show_spaces
 
 
 @pytest.fixture(scope="module")

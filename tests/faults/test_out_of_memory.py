@@ -23,7 +23,7 @@ from training_kit import (
 )
 
 from dragoman.checkpoint.run_directory import RunDirectory
-from dragoman.data.collate import Cursor
+from dragoman.data.batch_plan import Cursor
 from dragoman.runtime.out_of_memory import is_out_of_memory
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import train_step

@@ -1,4 +1,8 @@
-"""Pack weights for the C++ kernels, in float32 or int8, and the int8 filter of the output."""
+"""Pack weights for the C++ kernels, in float32 or int8, and the int8 filter of the output.
+
+`quantize_rows` in `storage/int8_quantization.py` quantizes them, and `pack_int8_panels` in
+packed_linear.py packs the result in the layout of the kernels.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from dragoman.layers.norms_and_residuals import (
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer_blocks import TransformerLayer
-from dragoman.storage.int8_weights import quantize_rows
+from dragoman.storage.int8_quantization import quantize_rows
 
 ZERO_POINT = 128  # the uint8 value that stands for an input of zero
 VECTOR_WIDTH = 16  # floats of the widest SIMD vector: every width is padded to a multiple of it

@@ -1,7 +1,8 @@
 """Linear layers with packed weights for the CPU, x W^T + b: float32 by oneDNN, int8 by fbgemm.
 
-They serve torch_transformer.py; the C++ kernels, preferred where a model fits them, pack and
-quantize theirs in cpp_packed_weights.py.
+They serve torch_transformer.py; the C++ kernels, preferred where a model fits them, pack theirs in
+cpp_packed_weights.py. Both take the int8 scale of each row of a weight from `quantize_rows` in
+`storage/int8_quantization.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.errors import DivergedError
-from dragoman.storage.int8_weights import quantize_rows
+from dragoman.storage.int8_quantization import quantize_rows
 
 LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 

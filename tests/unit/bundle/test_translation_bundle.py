@@ -38,7 +38,7 @@ from dragoman.errors import (
 )
 from dragoman.models.factory import build_model
 from dragoman.storage.atomic_write import FileRecord
-from dragoman.storage.int8_weights import quantize_rows
+from dragoman.storage.int8_quantization import quantize_rows
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.storage.verification import verify_directory

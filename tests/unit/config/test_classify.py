@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.config.classify import ClassifyConfig
-from dragoman.config.setting import convert_value, describe_type, list_settings
+from dragoman.config.setting_declaration import convert_value, describe_type, list_settings
 
 
 def test_lists_of_numbers_are_read_from_numbers_and_text() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dragoman.config.config import DataConfig, TextConfig
+from dragoman.data.batch_plan import BatchPlan
 from dragoman.data.bucket_shapes import BatchShape
-from dragoman.data.collate import Batch, BatchPlan, collate, make_batch
+from dragoman.data.collate import Batch, collate, make_batch
 from dragoman.data.corpus import ParallelFiles, build_corpus
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import DataError

@@ -5,8 +5,8 @@ import pytest
 
 from dragoman.data import synthetic_sets
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.set_store import FileSets, GeneratedPlan, GeneratedSets
 from dragoman.data.synthetic_sets import PROBLEMS, ClusteringProblem, MaximumProblem, UniqueProblem
+from dragoman.data.unordered_set_store import FileSets, GeneratedPlan, GeneratedSets
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -17,7 +17,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_plot import step_text
 from dragoman.explain.non_translation_inputs.labeled_text import locate_tokens
 from dragoman.explain.terminal_report import render_report
-from dragoman.explore.notebook import table_rows
+from dragoman.explore.notebook_display import table_rows
 from dragoman.inference.predictors import tagger as tagger_module
 
 

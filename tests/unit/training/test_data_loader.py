@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from training_kit import Corpus
 
-from dragoman.data.collate import Cursor
+from dragoman.data.batch_plan import Cursor
 from dragoman.training.data_loader import DataLoader, derive_seed
 
 START = Cursor(0, 0)

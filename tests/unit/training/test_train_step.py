@@ -11,7 +11,8 @@ import torch
 from training_kit import Corpus, FakeCUDAGraphRunner, accumulated, tiny_model
 
 from dragoman.config import TrainConfig
-from dragoman.data.collate import Cursor, make_batch
+from dragoman.data.batch_plan import Cursor
+from dragoman.data.collate import make_batch
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training.data_loader import GlobalBatch, MicroBatch
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel

@@ -14,7 +14,7 @@ from training_kit import Corpus, fail_in_parts, tiny_model
 
 from dragoman.checkpoint.checkpoint_io import ShardedTensors, shard_file_names
 from dragoman.config import TrainConfig
-from dragoman.data.collate import Cursor
+from dragoman.data.batch_plan import Cursor
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError, DivergedError
 from dragoman.storage.atomic_write import FileRecord
 from dragoman.storage.tensor_files import write_tensors

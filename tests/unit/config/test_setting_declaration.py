@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.setting import Paths, Setting, convert_value, format_bound
+from dragoman.config.setting_declaration import Paths, Setting, convert_value, format_bound
 
 
 @pytest.mark.parametrize(

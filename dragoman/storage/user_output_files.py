@@ -1,4 +1,4 @@
-"""Output files of commands: checked before the work starts, written atomically."""
+"""Output files that a person named: checked before the work starts, written atomically."""
 
 from __future__ import annotations
 

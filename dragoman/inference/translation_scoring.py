@@ -1,4 +1,4 @@
-"""Log-probabilities of given sentence pairs, by one forward pass with teacher forcing."""
+"""Log-probabilities of given translations, by one forward pass with teacher forcing."""
 
 from __future__ import annotations
 

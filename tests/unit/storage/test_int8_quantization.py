@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dragoman.storage.int8_weights import dequantize_tensors, quantize_rows, quantize_tensors
+from dragoman.storage.int8_quantization import dequantize_tensors, quantize_rows, quantize_tensors
 
 
 def test_values_are_rounded_to_the_nearest_multiple_of_the_scale_of_their_row() -> None:

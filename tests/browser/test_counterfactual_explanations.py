@@ -1,4 +1,4 @@
-"""Interventions over HTTP: branches and heads that are off equal a recomputation in Python."""
+"""Counterfactuals over HTTP: branches and heads that are off equal a recomputation in Python."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_attributions_equal_a_recomputation(explorer, translator, explanations) 
         ("attribute", {"method": None}, "must be one of"),
     ],
 )
-def test_an_impossible_intervention_is_one_sentence(
+def test_an_impossible_counterfactual_is_one_sentence(
     explorer, explanations, path: str, body: dict, words: str
 ) -> None:
     status, content = explorer.ask(f"e/{explanations[0]['digest']}/{path}", body)

@@ -1,4 +1,8 @@
-"""Declaration of a setting: default, range and description in one place."""
+"""Declaration of a setting: default, range and description in one place.
+
+`setting` declares a field of a configuration, `list_settings` returns the declarations of a
+section, and `convert_value` converts a given value to the declared type.
+"""
 
 from __future__ import annotations
 

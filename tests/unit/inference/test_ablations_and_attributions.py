@@ -162,7 +162,7 @@ def test_attributions_on_demand_are_those_of_an_explanation(
         np.testing.assert_allclose(again.arrays[name], array, atol=1e-6)
 
 
-def test_stored_explanation_supports_interventions(translator: Translator) -> None:
+def test_stored_explanation_supports_counterfactuals(translator: Translator) -> None:
     explanation = translator.explain(SENTENCE, beam=2, prefix="Ein")
     again = type(explanation).from_json(explanation.to_json())
     found, stored = (translator.ablate(each, ["x0.0"]) for each in (explanation, again))
@@ -172,7 +172,7 @@ def test_stored_explanation_supports_interventions(translator: Translator) -> No
     assert stored.steps[0].forced
 
 
-def test_interventions_keep_the_length_penalty_of_their_explanation(
+def test_counterfactuals_keep_the_length_penalty_of_their_explanation(
     translator: Translator,
 ) -> None:
     explanation = translator.explain(SENTENCE, beam=3, length_penalty=2.0)

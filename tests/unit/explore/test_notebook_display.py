@@ -11,7 +11,7 @@ from explorer_kit import StubPredictor, make_explanation
 import dragoman
 from dragoman.errors import ConfigError
 from dragoman.explore.html_export import export_html
-from dragoman.explore.notebook import (
+from dragoman.explore.notebook_display import (
     MAX_TABLE_ROWS,
     explore,
     render_cell,

@@ -13,7 +13,7 @@ import pytest
 from sync_kit import SyncRecorder
 
 from dragoman.errors import ConfigError, PermissionDeniedError
-from dragoman.storage.output_files import check_output_file, open_output, write_output
+from dragoman.storage.user_output_files import check_output_file, open_output, write_output
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:
