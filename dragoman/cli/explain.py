@@ -209,7 +209,9 @@ def explain(
     for example in examples:
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
-        found = add_counterfactuals(predictor, found, branches, ablations).with_path(model)
+        found = add_counterfactuals(predictor, found, branches, ablations).with_path(
+            model, share=True
+        )
         if "text" in found.missing:
             print_note(found.missing["text"])
         if json:

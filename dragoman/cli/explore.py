@@ -270,7 +270,9 @@ def _explain_text(
     if hasattr(predictor, "read_arguments"):
         [text] = predictor.read_arguments([text])
     explanation: Explanation = predictor.explain(text, **options)
-    return add_counterfactuals(predictor, explanation, branches, ablations).with_path(model)
+    return add_counterfactuals(predictor, explanation, branches, ablations).with_path(
+        model, share=True
+    )
 
 
 def read_explanation(path: Path) -> Explanation:

@@ -12,11 +12,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.bundle.format import BOX
 from dragoman.errors import DataError
 
 if TYPE_CHECKING:
@@ -269,9 +271,18 @@ class Explanation:
         """Return a site by its id; raise KeyError if there is none."""
         return next((site for site in self.sites if site.id == name), None) or _no_site(name)
 
-    def with_path(self, path: str | os.PathLike[str]) -> Explanation:
-        """Return the explanation with its model's directory, for the commands that pages show."""
-        return replace(self, model={**self.model, "path": os.fsdecode(path)})
+    def with_path(self, path: str | os.PathLike[str], *, share: bool = False) -> Explanation:
+        """Return the explanation with its model's directory, for the commands that pages show.
+
+        The built-in model has an empty path: commands use it where no other is named. With `share`,
+        for files that others read, an absolute path is cut to its last part.
+        """
+        shown = os.fsdecode(path)
+        if Path(shown) == BOX:
+            shown = ""
+        elif share and os.path.isabs(shown):
+            shown = Path(shown).name
+        return replace(self, model={**self.model, "path": shown})
 
     @property
     def digest(self) -> str:

@@ -507,6 +507,17 @@ def test_a_file_shows_commands_that_run(browser, tmp_path):
     context.close()
 
 
+def test_a_file_of_the_built_in_model_names_it_without_a_path(browser, tmp_path):
+    explanation = make_explanation()
+    explanation["model"]["path"] = ""
+    export_html(explanation, tmp_path / "page.html", title="Page")
+    page = open_context(browser).new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    assert page.inner_text("#panel-ask .command").startswith("dragoman explain '")
+    assert page.inner_text("#model-line").startswith("built-in model · ")
+
+
 def test_attention_that_disagrees_with_attribution_is_named(show):
     explanation = make_explanation(source_length=9, target_length=8, seed=3)
     page, _, problems = show(explanation, "t=2")

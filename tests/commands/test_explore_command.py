@@ -138,7 +138,7 @@ def test_a_file_answers_what_was_computed_for_it(bundle: Path, tmp_path: Path) -
     found = read_island(path.read_text(encoding="utf-8"))
     assert len(found["branches"]) == len(found["steps"])
     assert len(found["ablations"]) == 2
-    assert found["model"]["path"] == str(bundle)
+    assert found["model"]["path"] == bundle.name
     heads = {f"{head['site']}.{head['head']}": head["effect"] for head in found["heads"]}
     chosen = [abs(heads[name]["estimate"]) for name in found["ablations"]]
     assert min(chosen) >= sorted(abs(effect["estimate"]) for effect in heads.values())[-2]

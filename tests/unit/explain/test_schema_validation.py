@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from explain_kit import TEXT, explained_translator
 
+from dragoman.bundle.format import BOX
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
 from dragoman.explain.explanation import (
@@ -282,6 +283,18 @@ def test_a_path_of_the_model_changes_no_digest() -> None:
     assert moved.model["path"] == "models/other"
     assert moved.digest == explanation.digest
     assert Explanation.from_json(moved.to_json()).model["path"] == "models/other"
+
+
+def test_a_shared_path_names_no_folders_of_its_maker() -> None:
+    explanation = explained_translator("transformer").explain(TEXT, beam=1)
+    for path, expected in [
+        ("/home/ada/models/de-en", "de-en"),
+        ("models/de-en", "models/de-en"),
+        (BOX, ""),
+    ]:
+        assert explanation.with_path(path, share=True).model["path"] == expected
+    assert explanation.with_path("/home/ada/de-en").model["path"] == "/home/ada/de-en"
+    assert explanation.with_path(BOX).model["path"] == ""
 
 
 def test_text_in_any_script_is_usable() -> None:

@@ -91,6 +91,7 @@ addTexts('page', {
   checks: ['Recorded and ordinary forward pass differ by at most {capture}.', '记录时与普通前向计算最多相差 {capture}。'],
   failed: ['That did not work: {error}', '没有成功：{error}'],
   loading: ['Working…', '计算中…'],
+  builtIn: ['built-in model', '内置模型'],
   close: ['Close', '关闭'],
   empty: ['Nothing to show yet: translate a sentence.', '还没有内容：请翻译一个句子。'],
 });

@@ -103,8 +103,8 @@ function mainShowMissing(ex) {
 }
 
 function mainShowModel(ex) {
-  const { path = '', name: given, family, layers, heads, d_model: width } = ex?.model ?? {};
-  const name = path.split(/[\\/]/).filter((part) => part && part !== '.').pop() || given;
+  const { path, name: given, family, layers, heads, d_model: width } = ex?.model ?? {};
+  const name = path?.split(/[\\/]/).filter((part) => part && part !== '.').pop() || (path === '' ? translate('page.builtIn') : given);
   const counts = { layers: joinTexts([layers?.encoder, layers?.decoder], ' + '), heads, width };
   const facts = Object.entries(counts).map(([key, count]) => count && translate(`page.${key}`, { count }));
   setChildren(mainElement('model-line'),

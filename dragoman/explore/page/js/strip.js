@@ -117,7 +117,9 @@ export function explainCommand(ex, extra = []) {
     '--off': !extra.includes('--off') && off?.join(','),
   };
   return [
-    'dragoman explain -m', shellQuote(ex.model.path || 'MODEL'), shellQuote(text ?? ex.source.text),
+    'dragoman explain',
+    ...(ex.model.path === '' ? [] : ['-m', shellQuote(ex.model.path || 'MODEL')]), // '': the built-in one
+    shellQuote(text ?? ex.source.text),
     ...Object.entries(options).filter(([, value]) => value || value === 0).flat(), ...extra, '--html explorer.html',
   ].join(' ');
 }
