@@ -55,9 +55,12 @@ def why_no_browser() -> str:
     return ""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Start a headless Chromium, once a session."""
+    """Start a headless Chromium, once a module.
+
+    Playwright keeps an event loop running, in which later tests of a session could start no other.
+    """
     if reason := why_no_browser():
         pytest.skip(reason)
     from playwright.sync_api import sync_playwright
