@@ -5,7 +5,8 @@
 Each row is `dragoman train` with a recipe and `dragoman evaluate` on the test set, which chooses
 nothing: settings were chosen on validation data or a split of the training data. DATA is the
 folder of corpora (imdb/, wikitext2/, …). With --jobs several runs share one GPU: results are the
-same, times are not. Finished runs in the results file are not repeated.
+same, times are not, and rows with a time budget train for fewer steps. --budget replaces that of
+the rows. Finished runs in the results file are not repeated.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Row(NamedTuple):
     train: str  # arguments of `dragoman train`; {data} is the folder of corpora
     test: str  # arguments of `dragoman evaluate`
     seeds: tuple[int, ...] = (1, 2, 3)
+    variants: tuple[str, ...] = ()  # more arguments of `dragoman evaluate`, each its own test
 
 
+BUDGET = "10m"  # training time of the language models
 _IMDB = (
     "--task classify --train {data}/imdb/train.jsonl.xz --train {data}/imdb/dev.jsonl.xz "
     "--set data.hold_out=0 --recipe"
@@ -51,14 +54,15 @@ _BY_LABEL = "--set classify.tune_threshold=labels --set train.best_metric=macro_
 _REUTERS_TEST = "--test {data}/reuters21578/test.jsonl.xz"
 _WIKITEXT = (
     "--task language --train {data}/wikitext2/train.txt.xz --valid {data}/wikitext2/valid.txt.xz "
-    "--budget 10m --recipe"
+    "--budget {budget} --recipe"
 )
 _WIKITEXT_TEST = "--test {data}/wikitext2/test.txt.xz"
 _BOOKS = (
     "--task language --train {data}/pg_books/train.jsonl.xz --valid {data}/pg_books/dev.jsonl.xz "
-    "--budget 10m --recipe"
+    "--budget {budget} --recipe"
 )
 _BOOKS_TEST = "--test {data}/pg_books/test.jsonl.xz"
+_MEMORIES = tuple(f"--set language.eval_memory={memory}" for memory in (512, 1024))  # and 2,048
 _EWT = (
     "--task tag --train {data}/ud_english_ewt/train.jsonl.xz "
     "--valid {data}/ud_english_ewt/dev.jsonl.xz --set tag.tag_field=upos --recipe"
@@ -105,7 +109,15 @@ ROWS = (
         _WIKITEXT_TEST,
         (1,),
     ),
-    Row("books_xl", "<= 1.45", "bits_per_byte", f"{_BOOKS} dai2019_bytes", _BOOKS_TEST, (1,)),
+    Row(
+        "books_xl",
+        "<= 1.45",
+        "bits_per_byte",
+        f"{_BOOKS} dai2019_bytes",
+        _BOOKS_TEST,
+        (1,),
+        _MEMORIES,
+    ),
     Row(
         "books_plain",
         "XL below it",
@@ -176,11 +188,13 @@ class Run(NamedTuple):
         return f"{self.row.name}/{self.seed}"
 
 
-def run_one(run: Run, data: str, folder: Path, extra: list[str]) -> dict[str, Any]:
+def run_one(
+    run: Run, data: str, folder: Path, extra: list[str], budget: str = BUDGET
+) -> dict[str, Any]:
     """Train and test once; return metrics, seconds, or the end of the output of a failure."""
     model = folder / run.key.replace("/", "-")
     command = [sys.executable, "-m", "dragoman"]
-    named = shlex.split(run.row.train.format(data=data))
+    named = shlex.split(run.row.train.format(data=data, budget=budget))
     train = [*command, "train", *named, "--set", f"train.seed={run.seed}", *extra]
     began = time.monotonic()
     first = subprocess.run(
@@ -192,16 +206,20 @@ def run_one(run: Run, data: str, folder: Path, extra: list[str]) -> dict[str, An
         return {"error": log, "seconds": seconds}
     test = shlex.split(run.row.test.format(data=data))
     began = time.monotonic()
-    second = subprocess.run(
-        [*command, "evaluate", str(model), *test, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if second.returncode:
-        return {"error": second.stderr[-3000:], "log": log, "seconds": seconds}
+    metrics: dict[str, Any] = {}
+    for variant in ("", *run.row.variants):
+        tested = subprocess.run(
+            [*command, "evaluate", str(model), *test, *shlex.split(variant), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if tested.returncode:
+            return {"error": tested.stderr[-3000:], "log": log, "seconds": seconds}
+        metrics[variant] = json.loads(tested.stdout)
     return {
-        "metrics": json.loads(second.stdout),
+        "metrics": metrics.pop(""),
+        "variants": metrics,
         "seconds": round(seconds, 1),
         "test_seconds": round(time.monotonic() - began, 1),
         "log": log,
@@ -237,6 +255,15 @@ def print_table(results: dict[str, Any]) -> None:
             f"{row.name:18} {row.metric:18} {statistics.mean(values):8.4f} {spread:7.4f} "
             f"{len(values):5} {seconds:6.0f}  {row.bar}"
         )
+        for variant in row.variants:
+            found = [
+                value
+                for each in done
+                if (value := find_value(each.get("variants", {}).get(variant), row.metric))
+                is not None
+            ]
+            if found:
+                print(f"  {variant} {statistics.mean(found):.4f}")
 
 
 def main() -> None:
@@ -248,6 +275,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--set", action="append", default=[], help="setting of every run")
+    parser.add_argument("--budget", default=BUDGET, help="of rows that train for a given time")
     parser.add_argument("--list", action="store_true", help="print the commands and exit")
     arguments = parser.parse_args()
     known = {row.name: row for row in ROWS}
@@ -256,7 +284,7 @@ def main() -> None:
     rows = [known[name] for name in arguments.only or known]
     if arguments.list:
         for row in rows:
-            train = row.train.format(data=arguments.data)
+            train = row.train.format(data=arguments.data, budget=arguments.budget)
             print(f"{row.name}: dragoman train {train} --out {row.name}")
         return
     extra = [part for each in arguments.set for part in ("--set", each)]
@@ -272,7 +300,8 @@ def main() -> None:
         ThreadPoolExecutor(arguments.jobs) as pool,
     ):
         waiting = {
-            pool.submit(run_one, run, arguments.data, Path(folder), extra): run for run in runs
+            pool.submit(run_one, run, arguments.data, Path(folder), extra, arguments.budget): run
+            for run in runs
         }
         for future in as_completed(waiting):
             run = waiting[future]
