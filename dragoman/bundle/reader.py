@@ -1,7 +1,7 @@
 """Reading of untrusted bundles: every file is verified before anything is built from it.
 
 The list of files is fixed, symbolic links are not followed, sizes are limited, JSON is strict, and
-no file can name another.
+no file can name another. `check_files` in storage/manifest.py compares the SHA-256 of each file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Progress bars of commands: on stderr if it is a terminal, after two seconds."""
+"""Progress bars of commands: on stderr if it is a terminal, after two seconds.
+
+Training has its own, `training/progress_display.py`.
+"""
 
 from __future__ import annotations
 

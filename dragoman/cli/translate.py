@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -50,15 +49,6 @@ if TYPE_CHECKING:
 
 NOTES_SHOWN = 3
 _MBR_PANEL = "Minimum Bayes risk decoding"
-_OPTIONAL_FIELDS = (  # left out if empty
-    "constraints",
-    "utility",
-    "confidence",
-    "source_language",
-    "target_language",
-)
-_NOTED_FIELDS = ("in_target_language",)  # in a note, and not in JSON
-_ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
 def _check_mbr(context: typer.Context, name: str | None) -> str | None:
@@ -345,7 +335,7 @@ def print_translations(
     is_target_noted = False
     for number, each in enumerate(translations, start=1):
         if json:
-            print_json({"line": number, **to_plain_dict(each)}, write)
+            print_json({"line": number, **each.to_dict()}, write)
         elif nbest > 1:
             for one in each.alternatives:
                 value = one.score if one.utility is None else one.utility
@@ -367,34 +357,3 @@ def print_translations(
     if num_noted > NOTES_SHOWN:
         print_note(f"{format_count(num_noted, 'line')} with notes in total; --json includes them")
     return number
-
-
-def to_plain_dict(translation: Translation) -> dict[str, Any]:
-    """Return a translation as JSON values, with numbers rounded to six decimals."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(translation):
-        value = getattr(translation, field.name)
-        if field.name in _NOTED_FIELDS:
-            continue
-        if field.name in _OPTIONAL_FIELDS and value in (None, "", (), []):
-            continue
-        if field.name == "alternatives":
-            values[field.name] = [
-                {name: _round_values(getattr(each, name)) for name in _ALTERNATIVE_FIELDS}
-                | ({} if each.utility is None else {"utility": round(each.utility, 6)})
-                for each in value
-            ]
-        else:
-            values[field.name] = _round_values(value)
-    return values
-
-
-def _round_values(value: Any) -> Any:
-    """Round the numbers in nested lists, tensors and arrays to six decimals."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, (list, tuple)):
-        return [_round_values(each) for each in value]
-    return value

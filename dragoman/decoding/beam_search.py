@@ -1,7 +1,8 @@
 """Beam search: the loop of decoder step, beam step and cache reorder, on any device.
 
 The beam search step itself (candidates to new beams) is `beam_state.py`: finished hypotheses leave
-the beam in `BeamState.advance`, finished sentences leave the batch in `BeamState.compact`.
+the beam in `BeamState.advance`, which also decides when a sentence is done; finished sentences
+leave the batch in `BeamState.compact`.
 """
 
 from __future__ import annotations

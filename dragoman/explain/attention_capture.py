@@ -1,7 +1,8 @@
 """Attention weights, contributions and logits of given targets, from one teacher-forced pass.
 
 The pass computes explicit weights instead of calling a fused kernel; `PairCapture.logits` are its
-own, so that what is shown belongs to what was computed.
+own, so that what is shown belongs to what was computed. `record` of `attention/hooks.py` records
+the weights of each layer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,15 @@ from numpy.typing import NDArray
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 
 MAX_ALIGNMENT_CELLS = 1 << 22  # of a line in several segments: most cells are zero
+_OPTIONAL_FIELDS = (  # left out if empty
+    "constraints",
+    "utility",
+    "confidence",
+    "source_language",
+    "target_language",
+)
+_NOTED_FIELDS = ("in_target_language",)  # in a note, and not in JSON
+_ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +56,25 @@ class Translation:
         ] * bool(self.notes)
         parts = [truncate_repr(self.text), f"score={self.score:.4f}", f"{len(self.tokens)} tokens"]
         return f"Translation({', '.join([*parts, *counts])})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the translation as JSON values, with numbers rounded to six decimals."""
+        values: dict[str, Any] = {}
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            if name in _NOTED_FIELDS:
+                continue
+            if name in _OPTIONAL_FIELDS and value in (None, "", (), []):
+                continue
+            if name == "alternatives":
+                values[name] = [
+                    {key: _round_values(getattr(other, key)) for key in _ALTERNATIVE_FIELDS}
+                    | ({} if other.utility is None else {"utility": round(other.utility, 6)})
+                    for other in value
+                ]
+            else:
+                values[name] = _round_values(value)
+        return values
 
 
 def add_confidence(translation: Translation, calibration: ConfidenceMap) -> Translation:
@@ -120,3 +149,14 @@ def _block_diagonal(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float32
         whole[row : row + block.shape[0], column : column + block.shape[1]] = block
         row, column = row + block.shape[0], column + block.shape[1]
     return whole
+
+
+def _round_values(value: Any) -> Any:
+    """Round the numbers in nested lists, tensors and arrays to six decimals."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, (list, tuple)):
+        return [_round_values(each) for each in value]
+    return value

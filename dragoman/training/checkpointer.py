@@ -159,7 +159,7 @@ class Checkpointer:
         return saved
 
     def keep_best(self, step: int) -> None:
-        """Keep a saved checkpoint as the best."""
+        """Keep a saved checkpoint as the best; `TrainState.record_validation` decides which is."""
         self._world.run_on_rank_zero(
             lambda: self._run.keep_best(step), f"keep the checkpoint of step {step}"
         )

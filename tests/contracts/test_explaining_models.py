@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.cli.translate import to_plain_dict
 from dragoman.config import Config, read_config
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
@@ -89,7 +88,7 @@ def test_the_miniature_of_every_recipe_has_alignments_and_explanations(name: str
     found = list(translator.stream(TEXTS, alignment=True))
     crosses = any(each.alignment is not None for each in found)
     for each in found:
-        json.dumps(to_plain_dict(each))
+        json.dumps(each.to_dict())
         if crosses and each.text:
             assert each.alignment is not None
             assert each.alignment.shape == (len(each.tokens), len(each.src_tokens))
@@ -188,7 +187,7 @@ def test_a_model_without_cross_attention_has_no_alignment(decoder: str) -> None:
     )
     found = list(translator.stream(TEXTS, alignment=True, nbest=2))
     assert [each.alignment for each in found] == [None] * len(TEXTS)
-    assert json.loads(json.dumps(to_plain_dict(found[0])))["alignment"] is None
+    assert json.loads(json.dumps(found[0].to_dict()))["alignment"] is None
     explanation = translator.explain(TEXTS[0])
     assert explanation.alignment is None
     assert explanation.attentions == {}
