@@ -36,7 +36,7 @@ from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends

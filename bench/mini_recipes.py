@@ -49,7 +49,7 @@ def train_one(
     torch.set_num_threads(1)
     from dragoman import Translator
     from dragoman.config import read_config
-    from dragoman.recipes.mini_recipe import mini
+    from dragoman.recipes.recipe_miniature import mini
     from dragoman.runs.training_run import train
 
     began = time.monotonic()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dragoman.attention import AdditiveScore, Mechanism, MonotonicAlignment
 from dragoman.attention.attention_mechanism import PreparedKeys
-from dragoman.attention.softmax_and_hard_alignment import AlignmentState
+from dragoman.attention.softmax_and_gumbel_alignment import AlignmentState
 
 Attend = Callable[[Tensor, PreparedKeys, AlignmentState], tuple[object, AlignmentState]]
 

@@ -37,7 +37,7 @@ import torch
 import dragoman
 from dragoman.config import read_config
 from dragoman.explain.explanation import Explanation, TokenizedText
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.runs.training_run import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))

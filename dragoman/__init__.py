@@ -14,7 +14,7 @@ from dragoman._version import __version__
 from dragoman.errors import DragomanError
 
 if TYPE_CHECKING:
-    from dragoman.attention.hooks import edit, record
+    from dragoman.attention.attention_weight_hooks import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
     from dragoman.explore.notebook_display import explore
@@ -65,11 +65,11 @@ _HOMES = {
     "Tagger": "dragoman.inference",
     "Translation": "dragoman.inference",
     "Translator": "dragoman.inference",
-    "edit": "dragoman.attention.hooks",
+    "edit": "dragoman.attention.attention_weight_hooks",
     "explore": "dragoman.explore",
     "load": "dragoman.inference",
     "read_config": "dragoman.config",
-    "record": "dragoman.attention.hooks",
+    "record": "dragoman.attention.attention_weight_hooks",
     "train": "dragoman.runs.training_run",
 }
 

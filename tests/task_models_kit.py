@@ -16,7 +16,7 @@ from dragoman.config import Config, read_config
 from dragoman.data.labeled_records import Record
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.predictors.catalogue import PREDICTORS
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.catalogue import TASKS
 
 TEXT = "The goal was new. Some bank of the team was old today and it was very new."

@@ -432,7 +432,7 @@ FIXTURES: dict[str, Fixture] = {
 def build(name: str, folder: Path, *, tiny: bool = False, seed: int = 1) -> Path:
     """Train a fixture's model into `folder/name` unless it is there; return its directory."""
     from dragoman.config import read_config
-    from dragoman.recipes.mini_recipe import mini
+    from dragoman.recipes.recipe_miniature import mini
     from dragoman.runs.training_run import train
 
     fixture, out = FIXTURES[name], folder / name

@@ -27,13 +27,18 @@ if TYPE_CHECKING:
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.attention_pooling import overlap_penalty as overlap_penalty
-    from dragoman.attention.hooks import AttentionRecord as AttentionRecord
-    from dragoman.attention.hooks import AttentionRecords as AttentionRecords
-    from dragoman.attention.hooks import RecordableAttention as RecordableAttention
-    from dragoman.attention.hooks import edit as edit
-    from dragoman.attention.hooks import find_attentions as find_attentions
-    from dragoman.attention.hooks import heads_off as heads_off
-    from dragoman.attention.hooks import record as record
+    from dragoman.attention.attention_weight_hooks import AttentionRecord as AttentionRecord
+    from dragoman.attention.attention_weight_hooks import AttentionRecords as AttentionRecords
+    from dragoman.attention.attention_weight_hooks import RecordableAttention as RecordableAttention
+    from dragoman.attention.attention_weight_hooks import edit as edit
+    from dragoman.attention.attention_weight_hooks import find_attentions as find_attentions
+    from dragoman.attention.attention_weight_hooks import heads_off as heads_off
+    from dragoman.attention.attention_weight_hooks import record as record
+    from dragoman.attention.feature_and_position_gates import FeatureGate as FeatureGate
+    from dragoman.attention.feature_and_position_gates import (
+        MultiDimensionalPooling as MultiDimensionalPooling,
+    )
+    from dragoman.attention.feature_and_position_gates import PositionGate as PositionGate
     from dragoman.attention.local_alignment import (
         LocalMonotonicAlignment as LocalMonotonicAlignment,
     )
@@ -69,24 +74,19 @@ if TYPE_CHECKING:
     from dragoman.attention.score_functions import NormedAdditiveScore as NormedAdditiveScore
     from dragoman.attention.score_functions import ScaledDotScore as ScaledDotScore
     from dragoman.attention.score_functions import Score as Score
-    from dragoman.attention.softmax_and_hard_alignment import Alignment as Alignment
-    from dragoman.attention.softmax_and_hard_alignment import HardAlignment as HardAlignment
-    from dragoman.attention.softmax_and_hard_alignment import SmoothedSoftmax as SmoothedSoftmax
-    from dragoman.attention.softmax_and_hard_alignment import Softmax as Softmax
-    from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
-    from dragoman.attention.softmax_gates import (
-        MultiDimensionalPooling as MultiDimensionalPooling,
-    )
-    from dragoman.attention.softmax_gates import PositionGate as PositionGate
+    from dragoman.attention.softmax_and_gumbel_alignment import Alignment as Alignment
+    from dragoman.attention.softmax_and_gumbel_alignment import HardAlignment as HardAlignment
+    from dragoman.attention.softmax_and_gumbel_alignment import SmoothedSoftmax as SmoothedSoftmax
+    from dragoman.attention.softmax_and_gumbel_alignment import Softmax as Softmax
 
 _HOMES = {
-    "softmax_and_hard_alignment": (
+    "softmax_and_gumbel_alignment": (
         "Alignment",
         "HardAlignment",
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "softmax_gates": (
+    "feature_and_position_gates": (
         "FeatureGate",
         "MultiDimensionalPooling",
         "PositionGate",
@@ -129,7 +129,7 @@ _HOMES = {
         "SinusoidalHalvesPositions",
         "SinusoidalPositions",
     ),
-    "hooks": (
+    "attention_weight_hooks": (
         "AttentionRecord",
         "AttentionRecords",
         "RecordableAttention",

@@ -14,9 +14,9 @@ from dragoman.attention.argument_checks import (
     check_same_batch,
     check_sequence,
 )
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.score_functions import Score
-from dragoman.attention.softmax_and_hard_alignment import Alignment, AlignmentState
+from dragoman.attention.softmax_and_gumbel_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import build_attention_mask, masked_softmax
 

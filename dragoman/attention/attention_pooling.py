@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.argument_checks import check_key_mask, check_sequence
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax
 

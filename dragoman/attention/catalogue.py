@@ -49,15 +49,15 @@ SCORES = Registry(
 ALIGNMENTS = Registry(
     "alignment",
     softmax=Entry(
-        "dragoman.attention.softmax_and_hard_alignment:Softmax",
+        "dragoman.attention.softmax_and_gumbel_alignment:Softmax",
         "Softmax over all keys that the mask allows (global attention).",
     ),
     smoothed=Entry(
-        "dragoman.attention.softmax_and_hard_alignment:SmoothedSoftmax",
+        "dragoman.attention.softmax_and_gumbel_alignment:SmoothedSoftmax",
         "Normalized sigmoid of the scores: flatter than a softmax (Chorowski).",
     ),
     hard=Entry(
-        "dragoman.attention.softmax_and_hard_alignment:HardAlignment",
+        "dragoman.attention.softmax_and_gumbel_alignment:HardAlignment",
         "Hard attention: one key, sampled in training, the best in evaluation (Xu).",
         exempt={
             "gradients": "an argmax has no gradient; training uses the softmax's (straight-through)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.softmax_and_hard_alignment import Alignment, AlignmentState
+from dragoman.attention.softmax_and_gumbel_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.lsh_bucket_count import bucket_problem, factor_buckets
 from dragoman.errors import DragomanError
 from dragoman.ops import attend, masked_softmax

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.score_functions import AdditiveScore
-from dragoman.attention.softmax_and_hard_alignment import Alignment, AlignmentState
+from dragoman.attention.softmax_and_gumbel_alignment import Alignment, AlignmentState
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax
 from dragoman.ops.monotonic_attention import expected_alignment

@@ -18,7 +18,7 @@ from dragoman.attention.argument_checks import (
     check_same_batch,
     check_sequence,
 )
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.score_functions import ScaledDotScore, Score
 from dragoman.ops import attend, attend_packed, build_attention_mask, masked_softmax
 

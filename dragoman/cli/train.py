@@ -247,7 +247,7 @@ def _start_training(
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
     from dragoman.config.sets import GENERATED_PROBLEMS
-    from dragoman.recipes.mini_recipe import mini
+    from dragoman.recipes.recipe_miniature import mini
     from dragoman.runs.output_directory import OutputDirectory
 
     def with_overrides(base: Config | None) -> Config:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dragoman.config import Config, read_config
 from dragoman.demo.dates import LOCALES, DatePair, DateSplit, make_date_splits
 from dragoman.errors import BundleError, ConfigError, StoppedError
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 if TYPE_CHECKING:
     from dragoman.inference import Translator

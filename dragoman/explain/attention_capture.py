@@ -1,8 +1,8 @@
 """Attention weights, contributions and logits of given targets, from one teacher-forced pass.
 
 The pass computes explicit weights instead of calling a fused kernel; `PairCapture.logits` are its
-own, so that what is shown belongs to what was computed. `record` of `attention/hooks.py` records
-the weights of each layer.
+own, so that what is shown belongs to what was computed. `record` of
+`attention/attention_weight_hooks.py` records the weights of each layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.attention.attention_mechanism import Mechanism
-from dragoman.attention.hooks import (
+from dragoman.attention.attention_weight_hooks import (
     AttentionRecord,
     RecordableAttention,
     find_attentions,

@@ -28,8 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import WeightsEdit, edit, find_attentions
-from dragoman.attention.softmax_and_hard_alignment import Alignment
+from dragoman.attention.attention_weight_hooks import WeightsEdit, edit, find_attentions
+from dragoman.attention.softmax_and_gumbel_alignment import Alignment
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution, is_cross_attention
 from dragoman.explain.head_ablation import head_estimates

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.attention.attention_mechanism import Mechanism
-from dragoman.attention.hooks import find_attentions, record
+from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.config import Config
 from dragoman.decoding.beam_trace import BeamTrace
 from dragoman.decoding.hypothesis import Hypothesis

@@ -18,7 +18,7 @@ import regex  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import AttentionRecord, find_attentions, record
+from dragoman.attention.attention_weight_hooks import AttentionRecord, find_attentions, record
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.multi_head import MultiHead
 from dragoman.decoding.padded_batch import pad_batch, pad_sources

@@ -26,7 +26,7 @@ from dragoman.attention.absolute_positions import (
     RelativePosition,
     SinusoidalPositions,
 )
-from dragoman.attention.hooks import find_attentions
+from dragoman.attention.attention_weight_hooks import find_attentions
 from dragoman.attention.multi_head import SelfAttention, _normalize_heads
 from dragoman.attention.relative_positions import (
     AlibiBias,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import WeightsEdit, edit, find_attentions
+from dragoman.attention.attention_weight_hooks import WeightsEdit, edit, find_attentions
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.rnn import RNN
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dragoman.attention import hooks
-from dragoman.attention.hooks import RecordableAttention, edit, find_attentions
+from dragoman.attention import attention_weight_hooks
+from dragoman.attention.attention_weight_hooks import RecordableAttention, edit, find_attentions
 from dragoman.bundle.translation_bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
@@ -136,7 +136,11 @@ class NativeEngine:
     @property
     def has_hooks(self) -> bool:
         """Whether the calling thread records or edits the model: then it must run it itself."""
-        return hooks.any_scope_open and self._loaded is not None and hooks.has_hooks(self._loaded)
+        return (
+            attention_weight_hooks.any_scope_open
+            and self._loaded is not None
+            and attention_weight_hooks.has_hooks(self._loaded)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -302,7 +306,7 @@ def _is_modified(model: EncoderDecoder) -> bool:
     """Whether attention is recorded or edited, or hooks or replaced methods change the model."""
     if type(model) is not EncoderDecoder or not _MODEL_METHODS.isdisjoint(vars(model)):
         return True
-    any_scope_open = hooks.any_scope_open
+    any_scope_open = attention_weight_hooks.any_scope_open
     return any(
         module._forward_hooks
         or module._forward_pre_hooks

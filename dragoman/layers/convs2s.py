@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.layers.feed_forward import count_projections
 from dragoman.ops import attend, attend_reference
 from dragoman.ops.weight_norm_cache import WeightCache

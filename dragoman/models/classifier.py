@@ -21,18 +21,23 @@ from dragoman.attention.attention_pooling import (
     StructuredPooling,
     overlap_penalty,
 )
-from dragoman.attention.softmax_gates import FeatureGate
+from dragoman.attention.feature_and_position_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.layers.embedding import StackInput
-from dragoman.layers.label_attention import LabelAttention, LabelNames, LabelOutput, NameMatches
+from dragoman.layers.label_wise_attention import (
+    LabelAttention,
+    LabelNames,
+    LabelOutput,
+    NameMatches,
+)
 from dragoman.layers.sequence_pooling import (
     LastBidirectionalPooling,
     LastPooling,
     MaxPooling,
     MeanPooling,
 )
-from dragoman.layers.text_classifier_features import (
+from dragoman.layers.text_classifier_layers import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,

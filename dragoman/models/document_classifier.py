@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dragoman.attention.attention_pooling import AttentionPooling
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.layers.label_attention import NameMatches
+from dragoman.layers.label_wise_attention import NameMatches
 from dragoman.models.classifier import (
     ClassifierModel,
     ClassifierSizes,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import RecordableAttention
+from dragoman.attention.attention_weight_hooks import RecordableAttention
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.models.stack import Stack
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import has_hooks
+from dragoman.attention.attention_weight_hooks import has_hooks
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.lsh_bucket_count import default_buckets
 from dragoman.config import ModelConfig

@@ -181,27 +181,27 @@ RECIPES = Registry(
         family=RNN,
     ),
     chorowski2015=Entry(
-        "dragoman.recipes.rnn_alignment_variants:chorowski2015",
+        "dragoman.recipes.rnn_monotonic_hard_coverage:chorowski2015",
         "Location-sensitive attention, characters",
         family=RNN,
     ),
     raffel2017=Entry(
-        "dragoman.recipes.rnn_alignment_variants:raffel2017",
+        "dragoman.recipes.rnn_monotonic_hard_coverage:raffel2017",
         "Monotonic attention (Raffel et al. 2017)",
         family=RNN,
     ),
     chiu2018=Entry(
-        "dragoman.recipes.rnn_alignment_variants:chiu2018",
+        "dragoman.recipes.rnn_monotonic_hard_coverage:chiu2018",
         "MoChA: monotonic chunkwise attention",
         family=RNN,
     ),
     xu2015=Entry(
-        "dragoman.recipes.rnn_alignment_variants:xu2015",
+        "dragoman.recipes.rnn_monotonic_hard_coverage:xu2015",
         "Hard attention with REINFORCE (Xu et al. 2015)",
         family=RNN,
     ),
     see2017=Entry(
-        "dragoman.recipes.rnn_alignment_variants:see2017",
+        "dragoman.recipes.rnn_monotonic_hard_coverage:see2017",
         "Coverage attention and loss (See et al. 2017)",
         family=RNN,
     ),

@@ -30,7 +30,7 @@ from dragoman.models.language_model import (
 from dragoman.ops import linear_cross_entropy
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TaskScore, TrainingTask, find_fields
 from dragoman.tasks.carried_states import SegmentStates
-from dragoman.tasks.token_scorer import TokenScorer
+from dragoman.tasks.language_model_scorer import TokenScorer
 from dragoman.text.language_model_tokenizer import (
     LanguageModelTokenizer,
     fit_language_model_tokenizer,

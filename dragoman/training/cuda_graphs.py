@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import is_recording
+from dragoman.attention.attention_weight_hooks import is_recording
 from dragoman.data.collate import TensorBatch
 from dragoman.runtime.cuda_graph_capture import CudaGraphCapturer
 from dragoman.runtime.out_of_memory import is_out_of_memory

@@ -10,7 +10,7 @@ from dragoman.attention import record
 from dragoman.config import read_config
 from dragoman.models.factory import count_parameters
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from tests.classify_kit import fit_task, make_records, micro_f1, train_steps
 
 SEVERAL_LABELS = ("adhikari2019", "mullenbach2018")

@@ -15,7 +15,7 @@ from dragoman.config import Config, read_config
 from dragoman.doctor import CHECKS, ModelUnderTest, run_checks
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = ["das haus", "ein hund", "a", "hund und haus"]

@@ -24,7 +24,7 @@ from dragoman.explain.terminal_report import render_attention
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from tests.explanation_kit import check_report
 

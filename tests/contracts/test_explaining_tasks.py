@@ -11,7 +11,7 @@ import torch
 from task_models_kit import Subject, subject_of
 from torch import nn
 
-from dragoman.attention.hooks import find_attentions, record
+from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.explain.explanation import Explanation
 from dragoman.explain.explanation_checks import check_explanation, check_spans, check_wire_form
 from dragoman.inference.predictors.classifier import Classifier

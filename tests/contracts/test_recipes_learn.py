@@ -19,7 +19,7 @@ from dragoman.data.collate import Batch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES, recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.registry import catalogue
 from dragoman.tasks.translation import TranslationTask
 from dragoman.text.special_tokens import BOS, EOS

@@ -12,7 +12,7 @@ import torch
 from model_kit import perturb_weights
 from teacher_forcing_kit import VOCABULARY, tiny_pair
 
-from dragoman.attention.hooks import record
+from dragoman.attention.attention_weight_hooks import record
 from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
 from dragoman.explain.attribution import attribute_tokens, attribution_note
@@ -27,7 +27,7 @@ from dragoman.explain.position_encoding_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 # What they choose changes on the way from the baseline, and no number of points resolves a jump.
 HARD_CHOICES = ("kitaev2020", "luong2015_local_p", "raffel2017", "chiu2018", "xu2015")

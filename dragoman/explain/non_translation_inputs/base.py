@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import (
+from dragoman.attention.attention_weight_hooks import (
     AttentionRecords,
     RecordableAttention,
     WeightsEdit,

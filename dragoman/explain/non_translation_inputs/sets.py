@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import AttentionRecords, WeightsEdit, find_attentions
+from dragoman.attention.attention_weight_hooks import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
 from dragoman.explain.non_translation_inputs.base import (

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dragoman.attention.hooks import find_attentions, record
+from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.errors import DataError, escape_unprintable

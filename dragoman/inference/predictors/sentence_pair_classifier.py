@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.hooks import record as record_attention
+from dragoman.attention.attention_weight_hooks import record as record_attention
 from dragoman.data.labeled_records import TEXT, Record, find_pair_fields
 from dragoman.errors import ConfigError, DataError, escape_unprintable
 from dragoman.inference.line_segments import check_unicode

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.attention.hooks import record
+from dragoman.attention.attention_weight_hooks import record
 from dragoman.attention.location_and_coverage import CoverageAlignment, coverage_loss
 from dragoman.attention.reinforce_alignment import ReinforceAlignment
 from dragoman.config import ModelConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.attention.hooks import edit
+from dragoman.attention.attention_weight_hooks import edit
 from dragoman.config import ModelConfig
 from dragoman.explain.attention_capture import (
     align_batch,

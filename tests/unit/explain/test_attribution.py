@@ -12,7 +12,7 @@ import torch
 from teacher_forcing_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
-from dragoman.attention.hooks import edit, find_attentions
+from dragoman.attention.attention_weight_hooks import edit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.attribution import (
     METHODS,

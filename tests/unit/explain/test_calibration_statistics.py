@@ -30,7 +30,7 @@ from dragoman.explain.evaluation_plots import Calibration
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.mixed_precision import Precision

@@ -10,7 +10,7 @@ import torch
 from explain_kit import TEXT, explained_translator
 from teacher_forcing_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 
-from dragoman.attention.hooks import record
+from dragoman.attention.attention_weight_hooks import record
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.explain.attention_capture import capture_batch, capture_pair, locate_sites
 from dragoman.explain.explanation_builder import (

@@ -10,7 +10,7 @@ import torch
 from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
-from dragoman.attention.hooks import record
+from dragoman.attention.attention_weight_hooks import record
 from dragoman.errors import DataError
 from dragoman.explain import teacher_forcing
 from dragoman.explain.head_ablation import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 from task_models_kit import TEXT, Subject, subject_of
 
-from dragoman.attention.hooks import edit, record
+from dragoman.attention.attention_weight_hooks import edit, record
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_plot import step_text
 from dragoman.explain.non_translation_inputs.labeled_text import locate_tokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 from task_models_kit import Subject, subject_of
 
-from dragoman.attention.hooks import edit
+from dragoman.attention.attention_weight_hooks import edit
 from dragoman.errors import DataError
 
 ORDER = [3, 0, 4, 2, 1]

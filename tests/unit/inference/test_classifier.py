@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dragoman
-from dragoman.attention.hooks import record
+from dragoman.attention.attention_weight_hooks import record
 from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, DataError
 from dragoman.inference.predictors.classifier import Classifier

@@ -26,7 +26,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS
 

@@ -12,7 +12,7 @@ import torch
 from translator_kit import CONFIG, TEXT, write_random_bundle
 
 import dragoman
-from dragoman.attention.hooks import find_attentions, record
+from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
 from dragoman.config import Config

@@ -7,7 +7,7 @@ import math
 import torch
 
 from dragoman.attention import record
-from dragoman.layers.label_attention import LabelAttention, LabelNames, LabelOutput
+from dragoman.layers.label_wise_attention import LabelAttention, LabelNames, LabelOutput
 from dragoman.layers.sequence_pooling import (
     LastBidirectionalPooling,
     LastPooling,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import record
-from dragoman.attention.hooks import find_attentions
+from dragoman.attention.attention_weight_hooks import find_attentions
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import Config, ModelConfig, TrainConfig

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import masks
-from dragoman.attention.hooks import record
+from dragoman.attention.attention_weight_hooks import record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding import SegmentInput

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config import read_config, to_dict
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 PAPERS: dict[str, dict[str, Any]] = {
     "yang2016": {

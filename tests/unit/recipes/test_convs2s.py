@@ -10,7 +10,7 @@ import torch
 from dragoman.config import apply_overrides, from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.recipes.convs2s import gehring2017, gehring2017_wmt
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.registry import catalogue
 
 

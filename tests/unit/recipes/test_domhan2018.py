@@ -11,7 +11,7 @@ from dragoman.config import Config, ModelConfig, read_config
 from dragoman.models.block_list_parser import BlockSpec, parse_blocks
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 # From the README.md of awslabs/sockeye, branch acl18, tables 3 to 5: encoder and decoder in its
 # language, `pos` or `dropout` before each left out (a rung's positions are below), brackets closed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.config import read_config
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 NAMES = ("devlin2019", "yang2019", "lan2020_lm")
 

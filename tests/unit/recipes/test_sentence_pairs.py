@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.config import read_config
 from dragoman.recipes.catalogue import recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 NAMES = list(recipes_of("pairs"))
 # interaction, pooling, classifier width, match features, encoder

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.config import read_config
 from dragoman.recipes.catalogue import RECIPES, recipes_of
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.tagging import TaggingTask
 from tests.tagging_kit import evaluate, make_records, train_task
 

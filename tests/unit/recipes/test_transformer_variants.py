@@ -8,7 +8,7 @@ import torch
 from dragoman.config import read_config, to_dict
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.recipes.catalogue import RECIPES, VARIANTS
-from dragoman.recipes.mini_recipe import mini
+from dragoman.recipes.recipe_miniature import mini
 
 NAMES = [name for name, entry in RECIPES.items() if entry.family == VARIANTS]
 CHANGED = {

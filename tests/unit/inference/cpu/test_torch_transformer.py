@@ -14,7 +14,7 @@ import torch
 from model_kit import perturb_weights
 from search_kit import search_with_own_backend as search
 
-from dragoman.attention.hooks import edit, record
+from dragoman.attention.attention_weight_hooks import edit, record
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.argument_checks import check_key_mask, check_sequence
 from dragoman.attention.attention_pooling import Pooled
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.errors import DragomanError
 from dragoman.ops import masked_softmax
 

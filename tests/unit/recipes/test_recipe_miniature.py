@@ -14,7 +14,7 @@ from dragoman.config import Config, from_dict, read_config, to_dict
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.recipes.catalogue import RECIPES, recipes_of
-from dragoman.recipes.mini_recipe import LAYERS, MAX_STEPS, RADIUS, TARGET_EXACT, WIDTH, mini
+from dragoman.recipes.recipe_miniature import LAYERS, MAX_STEPS, RADIUS, TARGET_EXACT, WIDTH, mini
 
 SIZES = {
     "layers",
@@ -153,5 +153,5 @@ def test_a_window_over_the_source_spans_characters() -> None:
 
 
 def test_scaling_down_imports_no_tensors() -> None:
-    code = "import sys, dragoman.recipes.mini_recipe; assert 'torch' not in sys.modules"
+    code = "import sys, dragoman.recipes.recipe_miniature; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.attention_pooling import Pooled
-from dragoman.attention.hooks import AttentionRecord, RecordableAttention
+from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.ops import masked_softmax
 
 

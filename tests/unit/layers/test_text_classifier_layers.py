@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.layers.text_classifier_features import (
+from dragoman.layers.text_classifier_layers import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,
