@@ -68,7 +68,7 @@ def train_architecture(
     import torch
 
     from dragoman.bundle import Card, write_bundle
-    from dragoman.bundle.translation_bundle import build_loaded_model
+    from dragoman.bundle.translation_bundle_loader import build_loaded_model
     from dragoman.checkpoint.run_directory import RunDirectory
     from dragoman.inference import Translator
     from dragoman.models.factory import count_parameters

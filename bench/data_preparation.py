@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dragoman.config import DataConfig, TextConfig
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers, save_tokenizers, train_tokenizers
 

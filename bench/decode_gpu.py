@@ -49,7 +49,7 @@ from bench.train_gpu import (
 )
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, DecodeConfig, TextConfig, TrainConfig
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.exchange.huggingface_export import save_hugging_face
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.training.torch_compile import configure_backends

@@ -39,7 +39,7 @@ from bench.quality import DEV, read_lines  # noqa: E402
 from bench.quality_rows import CORPORA, Corpus  # noqa: E402
 from dragoman.bundle import Bundle  # noqa: E402
 from dragoman.config import Config, DataConfig  # noqa: E402
-from dragoman.data.corpus import ParallelFiles  # noqa: E402
+from dragoman.data.parallel_corpus import ParallelFiles  # noqa: E402
 from dragoman.data.token_store import TokenStore  # noqa: E402
 from dragoman.text.sentencepiece_tokenizer import Tokenizers  # noqa: E402
 from dragoman.text.special_tokens import EOS, PAD  # noqa: E402

@@ -13,7 +13,7 @@ from dragoman.config import DataConfig, TextConfig
 from dragoman.data.batch_plan import BatchPlan, Cursor
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import Batch, collate
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 

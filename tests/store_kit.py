@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dragoman.config.config import DataConfig
-from dragoman.data.corpus import Corpus, ParallelFiles
+from dragoman.data.parallel_corpus import Corpus, ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.bundle.card import Card, CardScore
-    from dragoman.bundle.non_translation_bundle import TaskBundle
-    from dragoman.bundle.translation_bundle import Bundle
+    from dragoman.bundle.non_translation_bundle_loader import TaskBundle
+    from dragoman.bundle.translation_bundle_loader import Bundle
     from dragoman.bundle.writer import write_bundle, write_task_bundle
 
 __all__ = ["Bundle", "Card", "CardScore", "TaskBundle", "write_bundle", "write_task_bundle"]
 
 _MODULES = {
-    "Bundle": "translation_bundle",
+    "Bundle": "translation_bundle_loader",
     "Card": "card",
     "CardScore": "card",
-    "TaskBundle": "non_translation_bundle",
+    "TaskBundle": "non_translation_bundle_loader",
     "write_bundle": "writer",
     "write_task_bundle": "writer",
 }

@@ -21,15 +21,15 @@ from dragoman._version import __version__
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import Card, write_card
 from dragoman.bundle.golden_vectors import GoldenInput, make_golden
-from dragoman.bundle.non_translation_bundle import (
+from dragoman.bundle.non_translation_bundle_loader import (
     build_loaded_task_model,
     make_task_golden,
     task_text_files,
 )
-from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
-from dragoman.config.inference_choices import check_bundle_quantization
+from dragoman.config.device_and_engine_names import check_bundle_quantization
 from dragoman.errors import BundleError
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.models.factory import count_parameters

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.corpus_from_options import open_corpus
 from dragoman.cli.options import (
     JsonOption,
     PairsOption,
@@ -21,6 +20,7 @@ from dragoman.cli.options import (
     TgtFieldOption,
     TgtLangOption,
 )
+from dragoman.cli.parallel_corpus_options import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
 from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
@@ -28,8 +28,8 @@ from dragoman.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dragoman.data.corpus import Corpus
     from dragoman.data.labeled_data_checks import RecordReport
+    from dragoman.data.parallel_corpus import Corpus
 
 MAX_LABELS_SHOWN = 20  # rows of the table of labels; --json has all
 MAX_LINES_SHOWN = 5  # line numbers in a row of the table; --json has all
@@ -435,7 +435,7 @@ def _progress_callback(bar: ProgressBar) -> Callable[[int], None]:
 
 def _column_info(corpus: Corpus) -> dict[str, Any]:
     """Return the columns and header of a file of pairs; empty for two files."""
-    from dragoman.data.corpus import TabularCorpus
+    from dragoman.data.parallel_corpus import TabularCorpus
 
     if not isinstance(corpus, TabularCorpus) or corpus.columns is None:
         return {}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.model_figures import ENTROPY_SENTENCES, FIGURES, MAX_SENTENCES, PlottedModel
+from dragoman.cli.figure_catalogue import ENTROPY_SENTENCES, FIGURES, MAX_SENTENCES, PlottedModel
 from dragoman.cli.options import (
     BeamOption,
     DeviceOption,

@@ -82,7 +82,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show a recipe: its layers with shapes and parameter counts, and its settings."""
-    from dragoman.cli.stack_diagram import format_stack
+    from dragoman.cli.layer_diagram import format_stack
     from dragoman.config import read_config, to_dict
     from dragoman.registry import catalogue
 

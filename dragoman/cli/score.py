@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.corpus_from_options import open_corpus
 from dragoman.cli.options import (
     BatchSizeOption,
     DefaultModelOption,
@@ -26,6 +25,7 @@ from dragoman.cli.options import (
     TgtLangOption,
     ToOption,
 )
+from dragoman.cli.parallel_corpus_options import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.errors import DataError
@@ -33,7 +33,7 @@ from dragoman.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dragoman.data.corpus import Corpus, SentencePair
+    from dragoman.data.parallel_corpus import Corpus, SentencePair
     from dragoman.inference import PairScore
 
 BUFFER_PAIRS = 2048  # pairs read ahead, so that pairs of similar length share a batch
@@ -110,7 +110,7 @@ def score(
 
 def _iter_pairs(corpus: Corpus) -> Iterator[SentencePair]:
     """Yield every pair; raise DataError for a line that cannot be read."""
-    from dragoman.data.corpus import BadPair
+    from dragoman.data.parallel_corpus import BadPair
 
     for record in corpus.records():
         if isinstance(record, BadPair):

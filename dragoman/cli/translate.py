@@ -40,7 +40,7 @@ from dragoman.cli.options import (
 from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
-from dragoman.config.inference_choices import check_utility
+from dragoman.config.device_and_engine_names import check_utility
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.user_output_files import check_output_file, open_output
 

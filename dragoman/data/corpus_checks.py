@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.corpus import BadPair, Corpus, LineCountError, SentencePair
-from dragoman.data.misalignment import (
+from dragoman.data.misalignment_detection import (
     Misalignment,
     NumberedFeatures,
     find_misalignment,
     line_features,
 )
+from dragoman.data.parallel_corpus import BadPair, Corpus, LineCountError, SentencePair
 
 _NO_LETTERS = re.compile(r"[\W_]+")
 # Traces of word tokenizers: a space before a comma or full stop, split clitics, Moses escapes and

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.corpus import Corpus, SentencePair, TabularCorpus
 from dragoman.data.corpus_checks import CorpusFinding, examine_corpus
+from dragoman.data.parallel_corpus import Corpus, SentencePair, TabularCorpus
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.storage.user_output_files import check_output_file, open_output
 

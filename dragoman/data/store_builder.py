@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import DataConfig
 from dragoman.data.compressed_files import file_sha256
-from dragoman.data.corpus import BadPair, Corpus
+from dragoman.data.parallel_corpus import BadPair, Corpus
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
 from dragoman.errors import CorruptError, DataError
 from dragoman.storage.atomic_write import (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dragoman.data.text_lines import BadLine
 from dragoman.errors import DataError
-from dragoman.text.languages_and_scripts import parse_language, script_of_language
+from dragoman.text.language_tags_and_script_detection import parse_language, script_of_language
 
 logger = logging.getLogger(__name__)
 

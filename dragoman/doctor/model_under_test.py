@@ -15,7 +15,7 @@ from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.golden_vectors import read_golden_cases
 from dragoman.bundle.reader import read_expected_tensors
-from dragoman.bundle.translation_bundle import build_loaded_model, expected_weights
+from dragoman.bundle.translation_bundle_loader import build_loaded_model, expected_weights
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch

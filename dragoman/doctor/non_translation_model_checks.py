@@ -13,7 +13,7 @@ from torch import nn
 
 from dragoman.bundle import TaskBundle
 from dragoman.bundle import format as layout
-from dragoman.bundle.non_translation_bundle import (
+from dragoman.bundle.non_translation_bundle_loader import (
     DEVICE_TOLERANCE,
     TOLERANCE,
     build_loaded_task_model,

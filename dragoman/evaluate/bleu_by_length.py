@@ -9,7 +9,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.evaluate.metrics import check_aligned
-from dragoman.text.languages_and_scripts import count_scripts
+from dragoman.text.language_tags_and_script_detection import count_scripts
 
 BUCKETS = 6
 MIN_BUCKET_SENTENCES = 20  # fewer say nothing about BLEU

@@ -14,7 +14,11 @@ from sacrebleu.metrics.ter import TER
 from dragoman.config import DataConfig
 from dragoman.data.text_lines import read_lines
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.text.languages_and_scripts import SCRIPT_NAMES, count_scripts, script_of_language
+from dragoman.text.language_tags_and_script_detection import (
+    SCRIPT_NAMES,
+    count_scripts,
+    script_of_language,
+)
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -86,7 +90,7 @@ class TokenizerChoice:
     """The tokenizer for BLEU, the script of the target for TER, and why they were chosen."""
 
     name: str
-    script: str  # as in `text/languages_and_scripts.py`; empty for scripts with spaces
+    script: str  # as in `text/language_tags_and_script_detection.py`; empty for scripts with spaces
     reason: str
     warnings: tuple[str, ...] = ()
 

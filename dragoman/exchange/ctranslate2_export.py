@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeKeys, T5RelativeBias
 from dragoman.config import Config
-from dragoman.config.inference_choices import check_quantization
+from dragoman.config.device_and_engine_names import check_quantization
 from dragoman.errors import ConfigError
 from dragoman.exchange.transformer_architecture import (
     StackSpec,

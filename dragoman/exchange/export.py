@@ -12,9 +12,9 @@ import torch
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.bundle.format import require_bundle
-from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.bundle.translation_bundle_loader import build_loaded_model
+from dragoman.config.device_and_engine_names import check_bundle_quantization, check_quantization
 from dragoman.config.directions import parse_directions
-from dragoman.config.inference_choices import check_bundle_quantization, check_quantization
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.evaluate.metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dragoman.bundle import Bundle, Card, write_bundle
 from dragoman.bundle.card import format_command
-from dragoman.bundle.translation_bundle import expected_weights
+from dragoman.bundle.translation_bundle_loader import expected_weights
 from dragoman.config import Config, from_dict, to_dict
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError, DragomanError
 from dragoman.exchange.export import golden_texts, new_directory_path, require_close_log_probs

@@ -34,7 +34,7 @@ from dragoman.inference.untrusted_engine_trial import is_trusted
 from dragoman.runtime.thread_map import map_in_threads
 from dragoman.storage import manifest
 from dragoman.storage.atomic_write import read_regular, replace_file
-from dragoman.storage.cache_directory import cache_dir, make_private_directory, trust_problem
+from dragoman.storage.trusted_cache import cache_dir, make_private_directory, trust_problem
 
 logger = logging.getLogger(__name__)
 

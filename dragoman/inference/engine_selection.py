@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.config.inference_choices import check_engine, check_precision
-from dragoman.data.corpus import Corpus
+from dragoman.config.device_and_engine_names import check_engine, check_precision
+from dragoman.data.parallel_corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError

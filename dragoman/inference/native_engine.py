@@ -18,7 +18,7 @@ from torch import nn
 
 from dragoman.attention import attention_weight_hooks
 from dragoman.attention.attention_weight_hooks import RecordableAttention, edit, find_attentions
-from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import pad_sources

@@ -13,7 +13,7 @@ from torch import nn
 
 from dragoman._version import __version__
 from dragoman.bundle import TaskBundle
-from dragoman.bundle.non_translation_bundle import build_loaded_task_model, task_weights
+from dragoman.bundle.non_translation_bundle_loader import build_loaded_task_model, task_weights
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ from dragoman.bundle import Bundle
 from dragoman.bundle.format import model_paths
 from dragoman.config import Config
 from dragoman.config.directions import Direction
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError

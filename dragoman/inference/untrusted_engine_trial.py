@@ -21,7 +21,7 @@ from typing import Any
 
 from dragoman.errors import BundleError, DragomanError
 from dragoman.storage import manifest
-from dragoman.storage.cache_directory import cache_dir, make_private_directory, trust_problem
+from dragoman.storage.trusted_cache import cache_dir, make_private_directory, trust_problem
 
 logger = logging.getLogger(__name__)
 

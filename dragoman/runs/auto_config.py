@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from dragoman.config import Config
-from dragoman.data.corpus import Corpus
+from dragoman.data.parallel_corpus import Corpus
 from dragoman.errors import DataError
 from dragoman.registry import catalogue
 from dragoman.training.progress_display import format_duration

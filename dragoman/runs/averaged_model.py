@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_bundle
 from dragoman.bundle.card import format_command
-from dragoman.bundle.non_translation_bundle import load_task_text, task_weights
-from dragoman.bundle.translation_bundle import expected_weights, read_identifier
+from dragoman.bundle.non_translation_bundle_loader import load_task_text, task_weights
+from dragoman.bundle.translation_bundle_loader import expected_weights, read_identifier
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.bundle.format import LANGUAGE_ID, TEXT_FILES
-from dragoman.bundle.translation_bundle import read_identifier
+from dragoman.bundle.translation_bundle_loader import read_identifier
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.config.config import file_names
 from dragoman.config.directions import list_languages, parse_directions
-from dragoman.data.corpus import (
+from dragoman.data.parallel_corpus import (
     ConcatCorpus,
     Corpus,
     DirectedCorpus,
@@ -32,9 +32,9 @@ from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
 from dragoman.storage.atomic_write import replace_file
-from dragoman.storage.cache_directory import make_private_directory
 from dragoman.storage.disk_checks import os_errors_converted
 from dragoman.storage.manifest import canonical_json
+from dragoman.storage.trusted_cache import make_private_directory
 from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.sentencepiece_tokenizer import (
     Tokenizers,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.bundle import format as layout
 from dragoman.bundle.reader import read_bundle, require_task
-from dragoman.bundle.translation_bundle import read_weights
+from dragoman.bundle.translation_bundle_loader import read_weights
 from dragoman.config import Config, to_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, CorruptError

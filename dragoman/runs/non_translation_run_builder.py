@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dragoman.bundle import Card, CardScore, write_task_bundle
 from dragoman.bundle.format import model_command
-from dragoman.bundle.non_translation_bundle import (
+from dragoman.bundle.non_translation_bundle_loader import (
     build_loaded_task_model,
     load_task_text,
     task_text_files,

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.bundle import Card, CardScore, write_bundle
-from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
 from dragoman.config.directions import Direction, parse_direction, parse_directions
 from dragoman.data.batch_plan import BatchPlan
 from dragoman.data.collate import collate
-from dragoman.data.corpus import SentencePair
 from dragoman.data.direction_sampling import SampledPlan, sample_examples
+from dragoman.data.parallel_corpus import SentencePair
 from dragoman.data.token_store import TokenStore
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.evaluate.metrics import bleu_score, choose_tokenizer, score_translations

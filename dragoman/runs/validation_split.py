@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from dragoman.data.corpus import BadPair, Corpus, CorpusView, SentencePair
+from dragoman.data.parallel_corpus import BadPair, Corpus, CorpusView, SentencePair
 
 HOLD_OUT_EVERY = 50  # one pair in fifty is held out ...
 HOLD_OUT_WITHIN = 50_000  # ... of the first fifty thousand: at most a thousand pairs

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.masked_language_model_inputs import (
+from dragoman.data.pretraining_objective_inputs import (
     choose_positions,
     draw_swaps,
     factorization_ranks,

@@ -20,7 +20,6 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
-from dragoman.data.set_records import is_label, parse_number, parse_set
 from dragoman.data.synthetic_sets import (
     PROBLEMS,
     ClusteringProblem,
@@ -28,6 +27,7 @@ from dragoman.data.synthetic_sets import (
     SetArrays,
     UniqueProblem,
 )
+from dragoman.data.unordered_set_parser import is_label, parse_number, parse_set
 from dragoman.data.unordered_set_store import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.errors import BundleError, DataError
 from dragoman.layers.glyph_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes

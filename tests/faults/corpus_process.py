@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dragoman.config.config import DataConfig
-from dragoman.data.corpus import BadPair, ParallelFiles, SentencePair
+from dragoman.data.parallel_corpus import BadPair, ParallelFiles, SentencePair
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import DragomanError
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers

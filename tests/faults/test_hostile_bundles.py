@@ -13,7 +13,7 @@ import torch
 from hostile_bundles import CASES, resign
 
 from dragoman.bundle import Bundle, write_bundle
-from dragoman.bundle.translation_bundle import build_loaded_model
+from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
 from dragoman.errors import BundleError, CorruptError, DragomanError
 from dragoman.models.factory import build_model

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.corpus import Corpus
+from dragoman.data.parallel_corpus import Corpus
 from dragoman.errors import DataError
 from dragoman.inference.cpu.cpp_packed_weights import OutputSubset
 from dragoman.text.sentencepiece_tokenizer import Tokenizers

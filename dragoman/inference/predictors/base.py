@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dragoman.bundle import TaskBundle
-from dragoman.bundle.non_translation_bundle import build_loaded_task_model
+from dragoman.bundle.non_translation_bundle_loader import build_loaded_task_model
 from dragoman.data.labeled_records import TEXT, Record
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.config.config import Config, TextConfig
-from dragoman.config.inference_choices import device_problem, utility_problem
+from dragoman.config.device_and_engine_names import device_problem, utility_problem
 from dragoman.config.language_model import LanguageConfig
 from dragoman.config.model import ModelConfig
 from dragoman.config.sentence_pairs import PairsConfig

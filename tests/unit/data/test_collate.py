@@ -12,7 +12,7 @@ from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.batch_plan import BatchPlan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import Batch, collate, make_batch
-from dragoman.data.corpus import ParallelFiles, build_corpus
+from dragoman.data.parallel_corpus import ParallelFiles, build_corpus
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import DataError
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers

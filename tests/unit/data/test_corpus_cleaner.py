@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.corpus import ParallelFiles, TabularCorpus
 from dragoman.data.corpus_cleaner import CleaningResult, clean_corpus
+from dragoman.data.parallel_corpus import ParallelFiles, TabularCorpus
 from dragoman.errors import ConfigError, DataError
 
 SOURCES = [f"der Hund Nummer {name}" for name in ("eins", "zwei", "drei", "vier", "acht")]

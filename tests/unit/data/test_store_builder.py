@@ -18,7 +18,7 @@ from sync_kit import SyncRecorder
 
 from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data import store_builder
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import CorruptError, DiskError, PermissionDeniedError
 from dragoman.storage.atomic_write import hash_file

@@ -12,7 +12,7 @@ import pytest
 from store_kit import ENGLISH, GERMAN, prepare_store, write_corpus
 
 from dragoman.config.config import DataConfig, TextConfig
-from dragoman.data.corpus import Corpus, ParallelFiles, TabularCorpus
+from dragoman.data.parallel_corpus import Corpus, ParallelFiles, TabularCorpus
 from dragoman.data.store_builder import StoreReport
 from dragoman.data.token_store import prepared_data_directory, store_key
 from dragoman.errors import DataError

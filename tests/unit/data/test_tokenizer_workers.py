@@ -13,7 +13,7 @@ from store_kit import ENGLISH, GERMAN, prepare_store, write_long_corpus
 from dragoman.config.config import TextConfig
 from dragoman.data import store_builder
 from dragoman.data.compressed_files import file_sha256
-from dragoman.data.corpus import Corpus, SentencePair
+from dragoman.data.parallel_corpus import Corpus, SentencePair
 from dragoman.data.store_builder import BuildProgress
 from dragoman.data.tokenizer_workers import TextBlock, encode_blocks, encode_texts
 from dragoman.errors import DiskError
@@ -50,7 +50,7 @@ import sys
 print("started", flush=True)
 from pathlib import Path
 from dragoman.config.config import DataConfig, TextConfig
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 here = Path({str(tmp_path)!r})

@@ -13,7 +13,7 @@ import torch
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis

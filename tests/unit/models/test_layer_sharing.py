@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.attention import record
 from dragoman.attention.attention_weight_hooks import find_attentions
 from dragoman.bundle import Bundle, write_bundle
-from dragoman.cli.stack_diagram import format_stack
+from dragoman.cli.layer_diagram import format_stack
 from dragoman.config import Config, ModelConfig, TrainConfig
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model, count_parameters, summarize_model

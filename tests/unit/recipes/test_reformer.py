@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.cli.stack_diagram import format_stack
+from dragoman.cli.layer_diagram import format_stack
 from dragoman.config import from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, summarize_model
 from dragoman.models.reformer_blocks import Reformer, ReversibleLSHLayer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import Config, read_config
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.runs import auto_config
 from dragoman.runs.auto_config import (
     MAX_EPOCHS,

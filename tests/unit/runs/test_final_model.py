@@ -14,7 +14,7 @@ from training_kit import Corpus, tiny_model
 from dragoman.bundle.golden_vectors import GoldenInput
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
-from dragoman.data.corpus import SentencePair
+from dragoman.data.parallel_corpus import SentencePair
 from dragoman.errors import CorruptError
 from dragoman.runs import resource_estimate
 from dragoman.runs.final_model import (

@@ -12,7 +12,7 @@ import torch
 from language_kit import config_of, lines_of
 from tagging_kit import make_config, make_records
 
-from dragoman.bundle.non_translation_bundle import task_text_files
+from dragoman.bundle.non_translation_bundle_loader import task_text_files
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record

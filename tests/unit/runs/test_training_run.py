@@ -14,7 +14,7 @@ from kernel_kit import cache_with_kernels
 
 from dragoman.bundle import Bundle
 from dragoman.config import Config, read_config
-from dragoman.data.corpus import ConcatCorpus, ParallelFiles, TabularCorpus
+from dragoman.data.parallel_corpus import ConcatCorpus, ParallelFiles, TabularCorpus
 from dragoman.errors import (
     BundleError,
     ConfigError,

@@ -15,7 +15,7 @@ import torch
 from model_kit import perturb_weights
 
 from dragoman.config import Config
-from dragoman.data.corpus import ParallelFiles
+from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require

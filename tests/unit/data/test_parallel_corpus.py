@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config.config import DataConfig
-from dragoman.data.corpus import (
+from dragoman.data.parallel_corpus import (
     BadPair,
     Corpus,
     LineCountError,

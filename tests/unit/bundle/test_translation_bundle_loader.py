@@ -435,7 +435,7 @@ def test_models_that_choose_are_compared_where_their_vectors_were_made(
     """Rounding on a GPU may change an LSH bucket, so golden vectors are checked on the CPU."""
     checked = []
     monkeypatch.setattr(
-        "dragoman.bundle.translation_bundle.check_golden",
+        "dragoman.bundle.translation_bundle_loader.check_golden",
         lambda model, *_: checked.append(next(model.parameters()).device.type),
     )
     for encoder in ("reformer", "transformer"):

@@ -12,7 +12,7 @@ import torch
 from tagging_kit import make_config, make_records
 
 from dragoman.bundle import Bundle, TaskBundle, write_task_bundle
-from dragoman.bundle.non_translation_bundle import (
+from dragoman.bundle.non_translation_bundle_loader import (
     check_task_golden,
     largest_difference,
     load_task_text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dragoman.data.masked_language_model_inputs import (
+from dragoman.data.pretraining_objective_inputs import (
     draw_swaps,
     factorization_ranks,
     join_segments,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dragoman.data.corpus import Corpus
+    from dragoman.data.parallel_corpus import Corpus
 
 
 def open_corpus(
@@ -24,7 +24,7 @@ def open_corpus(
 ) -> Corpus:
     """Open the corpus; raise one ConfigError with all problems, named `--{prefix}src` and so on."""
     from dragoman.config import Config
-    from dragoman.data.corpus import build_corpus
+    from dragoman.data.parallel_corpus import build_corpus
 
     columns = {
         "src_field": src_field,

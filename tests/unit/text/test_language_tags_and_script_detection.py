@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.text.languages_and_scripts import (
+from dragoman.text.language_tags_and_script_detection import (
     LanguageTag,
     count_scripts,
     parse_language,
