@@ -209,7 +209,7 @@ def explain(
     for example in examples:
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
-        found = add_counterfactuals(predictor, found, branches, ablations).with_path(
+        found = add_branches_and_ablations(predictor, found, branches, ablations).with_path(
             model, share=True
         )
         if "text" in found.missing:
@@ -275,14 +275,14 @@ def check_ablations(ablations: str) -> None:
             )
 
 
-def add_counterfactuals(
+def add_branches_and_ablations(
     predictor: Any, explanation: Explanation, branches: int, ablations: str
 ) -> Explanation:
     """Return the explanation with branches and ablations that a file then holds."""
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.counterfactual_explanations import add_ablations, list_heads
+        from dragoman.inference.branches_and_head_ablations import add_ablations, list_heads
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.explain import add_counterfactuals, check_ablations, check_task
+from dragoman.cli.explain import add_branches_and_ablations, check_ablations, check_task
 from dragoman.cli.options import (
     AblationsOption,
     BeamOption,
@@ -112,7 +112,7 @@ def explore(
     if model is None and json is None:
         model = default_model()
     _check_what(chosen, json, html)
-    _check_counterfactuals(model, html, branches, ablations)
+    _check_branches_and_ablations(model, html, branches, ablations)
     if to is not None:
         _check_translator(model, to)
     if html is not None:
@@ -212,7 +212,7 @@ def _check_what(text: str | None, json: Path | None, html: Path | None) -> None:
         )
 
 
-def _check_counterfactuals(
+def _check_branches_and_ablations(
     model: Path | None, html: Path | None, branches: int, ablations: str
 ) -> None:
     """Raise ConfigError unless a file with its model's answers to them is written."""
@@ -270,7 +270,7 @@ def _explain_text(
     if hasattr(predictor, "read_arguments"):
         [text] = predictor.read_arguments([text])
     explanation: Explanation = predictor.explain(text, **options)
-    return add_counterfactuals(predictor, explanation, branches, ablations).with_path(
+    return add_branches_and_ablations(predictor, explanation, branches, ablations).with_path(
         model, share=True
     )
 

@@ -1,6 +1,6 @@
 """Beam search: the loop of decoder step, beam step and cache reorder, on any device.
 
-The beam search step itself (candidates to new beams) is `beam_state.py`: finished hypotheses leave
+The beam search step itself (candidates to new beams) is `beam_step.py`: finished hypotheses leave
 the beam in `BeamState.advance`, which also decides when a sentence is done; finished sentences
 leave the batch in `BeamState.compact`.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.decoding.beam_state import ActiveBeams, BeamState
-from dragoman.decoding.constrained_rows import ConstrainedRows
+from dragoman.decoding.beam_step import ActiveBeams, BeamState
+from dragoman.decoding.constrained_logits import ConstrainedRows
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search_interface import (

@@ -21,7 +21,7 @@ from dragoman.text.special_tokens import EOS
 if TYPE_CHECKING:  # a trace that was read from a file needs no torch
     from torch import Tensor
 
-    from dragoman.decoding.beam_state import ActiveBeams, BeamDecisions
+    from dragoman.decoding.beam_step import ActiveBeams, BeamDecisions
     from dragoman.ops.topk import TopK
 
 REASONS = (

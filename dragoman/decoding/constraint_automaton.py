@@ -13,7 +13,7 @@ known exactly:
 
 Constraints are on the decoded text. A token is the characters that it adds to it, however the text
 is tokenized; tokens of single bytes must form valid UTF-8. `ConstrainedRows`
-(`constrained_rows.py`) masks the tokens that are not allowed, for every strategy.
+(`constrained_logits.py`) masks the tokens that are not allowed, for every strategy.
 """
 
 from __future__ import annotations
@@ -35,13 +35,6 @@ from dragoman.decoding.constraint_definitions import (
     is_mark,
     mark_characters,
 )
-from dragoman.decoding.decoded_vocabulary import (
-    NEVER_WRITTEN,
-    SURROGATES,
-    TokenCharacters,
-    code_point_bounds,
-    missing_bytes,
-)
 from dragoman.decoding.regex_to_dfa import (
     ANYTHING,
     DEAD,
@@ -56,6 +49,13 @@ from dragoman.decoding.regex_to_dfa import (
     build_dfa,
     collect_sets,
     whitespace,
+)
+from dragoman.decoding.token_characters import (
+    NEVER_WRITTEN,
+    SURROGATES,
+    TokenCharacters,
+    code_point_bounds,
+    missing_bytes,
 )
 from dragoman.errors import ConfigError, DataError
 

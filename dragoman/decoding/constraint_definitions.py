@@ -3,8 +3,8 @@
 `EqualLength`, `Mirror`, `NoCopy` and `Punctuation` compare the output with its source, character by
 character; `Require`, `Forbid` and `Regex` look at the output alone. `constraint_automaton.py`
 compiles any number of them to one automaton over tokens, which no search can leave, and
-`ConstrainedRows.mask` in `constrained_rows.py` applies it to the logits. `holds` is the definition:
-tests compare the automaton with it, and evaluation counts violations by it.
+`ConstrainedRows.mask` in `constrained_logits.py` applies it to the logits. `holds` is the
+definition: tests compare the automaton with it, and evaluation counts violations by it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.constrained_rows import ConstrainedRows
+from dragoman.decoding.constrained_logits import ConstrainedRows
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search_interface import (

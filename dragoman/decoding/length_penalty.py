@@ -1,6 +1,6 @@
 """Length penalties: score hypotheses of different lengths so that they can be compared.
 
-`BeamState` in beam_state.py divides log-probabilities by `divisor`: of finished hypotheses in
+`BeamState` in beam_step.py divides log-probabilities by `divisor`: of finished hypotheses in
 `_store_finished`, of truncated ones in `_store_truncated`, and in `_upper_bounds` to stop early. So
 do its C++ and Triton forms. Greedy search and sampling call `score`.
 """

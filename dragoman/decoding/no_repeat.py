@@ -1,6 +1,6 @@
 """No n-gram of tokens twice in one output, as in fairseq and Hugging Face's `generate`.
 
-It is one of the token constraints that `ConstrainedRows` (`constrained_rows.py`) applies.
+It is one of the token constraints that `ConstrainedRows` (`constrained_logits.py`) applies.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 To add a strategy (greedy, beam search and sampling are three), implement `SearchStrategy`. A
 strategy calls a model by `step` and computes with a `SearchBackend`; it never tests the model or
 the device. `mask_invalid_tokens` applies forced tokens and the minimum length to the logits;
-`ConstrainedRows` in `constrained_rows.py` applies constraints to them.
+`ConstrainedRows` in `constrained_logits.py` applies constraints to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.decoding.beam_state import ActiveBeams, BeamState, BeamStepOutput
+from dragoman.decoding.beam_step import ActiveBeams, BeamState, BeamStepOutput
 from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty

@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from dragoman.doctor import inference_engine_checks, model_checks, weight_and_tokenizer_checks
+from dragoman.doctor import (
+    log_probability_checks,
+    precision_and_engine_checks,
+    weight_and_tokenizer_checks,
+)
 from dragoman.doctor.check_result import CheckResult, Measurement, run_named_checks
 from dragoman.doctor.model_under_test import ModelUnderTest
 
@@ -18,29 +22,29 @@ CHECKS: dict[str, Check] = {
     "finite weights": weight_and_tokenizer_checks.check_finite_weights,
     "tokenizer round trip": weight_and_tokenizer_checks.check_tokenizer_round_trip,
     "golden vectors": weight_and_tokenizer_checks.check_golden_vectors,
-    "batching": model_checks.check_batching,
-    "KV cache": model_checks.check_kv_cache,
-    "beam 1 = greedy": model_checks.check_beam_size_one,
-    "beam scores": model_checks.check_beam_scores,
-    "causality": model_checks.check_causality,
-    "source padding": model_checks.check_source_padding,
-    "target padding": model_checks.check_target_padding,
-    "batch independence": model_checks.check_batch_independence,
-    "bfloat16": inference_engine_checks.check_bfloat16,
-    "int8": inference_engine_checks.check_int8,
-    "native engine": inference_engine_checks.check_native_engine,
+    "batching": log_probability_checks.check_batching,
+    "KV cache": log_probability_checks.check_kv_cache,
+    "beam 1 = greedy": log_probability_checks.check_beam_size_one,
+    "beam scores": log_probability_checks.check_beam_scores,
+    "causality": log_probability_checks.check_causality,
+    "source padding": log_probability_checks.check_source_padding,
+    "target padding": log_probability_checks.check_target_padding,
+    "batch independence": log_probability_checks.check_batch_independence,
+    "bfloat16": precision_and_engine_checks.check_bfloat16,
+    "int8": precision_and_engine_checks.check_int8,
+    "native engine": precision_and_engine_checks.check_native_engine,
 }
 
 
 def select_checks(subject: ModelUnderTest) -> dict[str, Check]:
     """Return the checks, with one for each exported engine of the model."""
     engines = {
-        name: functools.partial(inference_engine_checks.check_exported_engine, name=name)
+        name: functools.partial(precision_and_engine_checks.check_exported_engine, name=name)
         for name in subject.engines
     }
     return {
         **CHECKS,
-        **(engines or {"exported engines": inference_engine_checks.skip_without_engines}),
+        **(engines or {"exported engines": precision_and_engine_checks.skip_without_engines}),
     }
 
 

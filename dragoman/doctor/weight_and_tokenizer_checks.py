@@ -12,7 +12,7 @@ from dragoman.bundle.golden_vectors import (
     read_golden_cases,
 )
 from dragoman.doctor.check_result import Measurement, NotApplicableError
-from dragoman.doctor.model_checks import log_prob_tolerance
+from dragoman.doctor.log_probability_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest
 from dragoman.errors import DragomanError
 from dragoman.text.sentencepiece_tokenizer import Tokenizer

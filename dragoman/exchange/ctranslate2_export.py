@@ -18,7 +18,7 @@ from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeK
 from dragoman.config import Config
 from dragoman.config.device_and_engine_names import check_quantization
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_architecture import (
+from dragoman.exchange.transformer_spec_reader import (
     StackSpec,
     TransformerSpec,
     embedding_table,

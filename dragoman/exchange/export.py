@@ -18,10 +18,10 @@ from dragoman.config.directions import parse_directions
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.evaluate.metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
+from dragoman.exchange.export_readme import write_readme
 from dragoman.exchange.huggingface_export import save_hugging_face
 from dragoman.exchange.onnx_export import raising_export_errors, save_onnx
 from dragoman.exchange.parity import Parity, compare_engine, compare_texts
-from dragoman.exchange.readme import write_readme
 from dragoman.exchange.transformers_runner import TransformersRunner
 from dragoman.inference import NativeEngine
 from dragoman.inference.exported_engine_files import (

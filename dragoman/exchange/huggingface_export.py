@@ -19,7 +19,7 @@ from torch import Tensor
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
 from dragoman.config import Config
 from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face
-from dragoman.exchange.transformer_architecture import (
+from dragoman.exchange.transformer_spec_reader import (
     TransformerSpec,
     embedding_table,
     export_problem,

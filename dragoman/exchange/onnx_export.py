@@ -30,7 +30,7 @@ from dragoman.exchange.onnx_graphs import (
     example_state,
     find_state_tensors,
 )
-from dragoman.exchange.transformer_architecture import NATIVE_HINT, require_two_stacks
+from dragoman.exchange.transformer_spec_reader import NATIVE_HINT, require_two_stacks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.atomic_write import native_path

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.bundle import Bundle
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.evaluate.metrics import bleu_score
-from dragoman.exchange.transformer_architecture import marian_language_code
+from dragoman.exchange.transformer_spec_reader import marian_language_code
 from dragoman.exchange.transformers_runner import ScoredText
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.engine_protocol import Engine

@@ -21,11 +21,11 @@ from dragoman.decoding.constraint_automaton import (
     check_constraints,
 )
 from dragoman.decoding.constraint_definitions import Constraint
-from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy, TokenConstraints
+from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_capture import align_batch
 from dragoman.explain.explanation import AttentionWeights

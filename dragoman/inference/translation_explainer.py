@@ -35,13 +35,13 @@ from dragoman.explain.head_ablation import (
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.batch_translator import BatchTranslator
-from dragoman.inference.counterfactual_explanations import (
+from dragoman.inference.branches_and_head_ablations import (
     branch_prefix,
     compute_branches,
     list_branches,
 )
-from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine_protocol import Engine
+from dragoman.inference.language_direction_choice import DirectionChooser
 from dragoman.inference.line_segments import Segment, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_options import TranslationOptions, parse_options

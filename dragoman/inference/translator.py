@@ -21,11 +21,11 @@ from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator
-from dragoman.inference.direction_choice import DirectionChooser
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
+from dragoman.inference.language_direction_choice import DirectionChooser
 from dragoman.inference.line_segments import (
     Segment,
     SegmentedLine,

@@ -1,6 +1,7 @@
 """Language identification: naive Bayes over hashed character n-grams, in int8.
 
-`DirectionChooser` in inference/direction_choice.py identifies the source language of inputs.
+`DirectionChooser` in inference/language_direction_choice.py identifies the source language of
+inputs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.attention.absolute_positions import MAX_TABLE_ROWS, Positions
-from dragoman.decoding.beam_state import ActiveBeams, BeamState, BeamStepOutput
+from dragoman.decoding.beam_step import ActiveBeams, BeamState, BeamStepOutput
 from dragoman.decoding.greedy import build_hypotheses
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
@@ -23,7 +23,7 @@ from dragoman.decoding.search_interface import SearchBackend, SearchRequest, non
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.c_structs import CArgmax, CBeamStep, CDecodeStep, CGreedyRun
 from dragoman.inference.cpu.cpp_kv_cache import INITIAL_STEPS, CppKVCache
-from dragoman.inference.cpu.cpp_packed_weights import (
+from dragoman.inference.cpu.cpp_weight_packing import (
     PackedInt8Filter,
     PackedTransformer,
     is_plain_table,

@@ -1,7 +1,7 @@
 """Convert a model for the CPU: to the C++ kernels or to PyTorch, in float32 or calibrated int8.
 
 In int8 all linear layers, the output projection too, have int8 weights; embeddings and norms stay
-in float32. `packed_linear.py` is for PyTorch, `cpp_packed_weights.py` for the C++ kernels.
+in float32. `packed_linear.py` is for PyTorch, `cpp_weight_packing.py` for the C++ kernels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.inference.cpu.cpp_packed_weights import cpp_unsupported_reason
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
+from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.packed_linear import (
     ActivationRange,

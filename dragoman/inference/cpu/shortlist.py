@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dragoman.data.parallel_corpus import Corpus
 from dragoman.errors import DataError
-from dragoman.inference.cpu.cpp_packed_weights import OutputSubset
+from dragoman.inference.cpu.cpp_weight_packing import OutputSubset
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 

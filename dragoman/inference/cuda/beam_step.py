@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dragoman.decoding.beam_state import EXTRA_CANDIDATES, ActiveBeams, BeamState
+from dragoman.decoding.beam_step import EXTRA_CANDIDATES, ActiveBeams, BeamState
 from dragoman.inference.cuda.static_buffers import StaticBuffers
 from dragoman.ops.guarded_kernel import GuardedKernel
 from dragoman.ops.topk import ForbiddenTokens, blocked_topk, mask_forbidden_tokens, topk_log_probs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.beam_state import EXTRA_CANDIDATES
+from dragoman.decoding.beam_step import EXTRA_CANDIDATES
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.decoding.search_interface import (

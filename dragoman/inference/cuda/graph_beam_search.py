@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.decoding.beam_state import BeamState
+from dragoman.decoding.beam_step import BeamState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.decoding.search_interface import SearchRequest, non_finite_error

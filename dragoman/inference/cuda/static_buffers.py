@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from dragoman.decoding.beam_state import ActiveBeams
+from dragoman.decoding.beam_step import ActiveBeams
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, DecodeStepInputs
 from dragoman.ops.beam_attention import can_skip_masked_slots
 from dragoman.text.special_tokens import BOS

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.data.labeled_records import Record, find_text_field
-from dragoman.decoding.constrained_rows import ConstrainedRows
+from dragoman.decoding.constrained_logits import ConstrainedRows
 from dragoman.decoding.constraint_automaton import (
     AutomatonState,
     CompiledConstraints,
@@ -23,9 +23,9 @@ from dragoman.decoding.constraint_automaton import (
     check_constraints,
 )
 from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
-from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import to_host
+from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor

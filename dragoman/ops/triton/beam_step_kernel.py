@@ -1,6 +1,6 @@
 """Triton kernel of a beam search step: one program per sentence, from candidates to new beams.
 
-With PyTorch's operations (`decoding/beam_state.py`) a step is a hundred launches on data that fits
+With PyTorch's operations (`decoding/beam_step.py`) a step is a hundred launches on data that fits
 into a few registers. The caller validates shapes and dtypes. Log-probabilities are summed in
 float64, as there, and every choice is the same.
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dragoman.config import ModelConfig
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.beam_state import BeamState
+from dragoman.decoding.beam_step import BeamState
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat import NoRepeatNgram

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.beam_state import ActiveBeams, BeamState
+from dragoman.decoding.beam_step import ActiveBeams, BeamState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.inference import SearchRequest

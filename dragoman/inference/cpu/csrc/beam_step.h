@@ -1,4 +1,4 @@
-// One beam search step on the CPU: the fast form of BeamState.advance (dragoman/decoding/beam_state.py),
+// One beam search step on the CPU: the fast form of BeamState.advance (dragoman/decoding/beam_step.py),
 // which is the reference. It makes the same decisions and writes the same buffers; tests compare them.
 // Included once, by transformer.cpp.
 

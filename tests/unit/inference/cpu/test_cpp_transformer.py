@@ -23,8 +23,8 @@ from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import SearchRequest
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
-from dragoman.inference.cpu.cpp_packed_weights import cpp_unsupported_reason
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
+from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.torch_transformer import TorchTransformer

@@ -17,8 +17,8 @@ from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import mask_invalid_tokens
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
-from dragoman.inference.cpu.cpp_packed_weights import ZERO_POINT, pack_int8_filter
 from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer
+from dragoman.inference.cpu.cpp_weight_packing import ZERO_POINT, pack_int8_filter
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, convert_model
 from dragoman.models.encoder_decoder import EncoderDecoder

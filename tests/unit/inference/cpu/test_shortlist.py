@@ -19,9 +19,9 @@ from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require
-from dragoman.decoding.decoded_vocabulary import TokenCharacters
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
+from dragoman.decoding.token_characters import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
 from dragoman.inference.cpu import shortlist

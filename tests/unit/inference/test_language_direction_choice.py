@@ -7,7 +7,7 @@ import pytest
 from dragoman.config import Config
 from dragoman.config.directions import Direction
 from dragoman.errors import ConfigError
-from dragoman.inference.direction_choice import DirectionChooser
+from dragoman.inference.language_direction_choice import DirectionChooser
 from dragoman.text.language_identification import LanguageIdentifier
 
 IDENTIFIER = LanguageIdentifier.train(

@@ -1,4 +1,4 @@
-"""Counterfactuals over HTTP: branches and heads that are off equal a recomputation in Python."""
+"""Branches and head ablations over HTTP: both equal a recomputation in Python."""
 
 from __future__ import annotations
 

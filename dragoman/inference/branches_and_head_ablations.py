@@ -1,4 +1,4 @@
-"""Counterfactuals stored in an explanation file: branches, and heads switched off.
+"""Branches and head ablations stored in an explanation file: its counterfactuals.
 
 A branch takes another token at a step and decodes the rest again. Its output is compared with the
 explained one token by token: kept, changed or new. `explain/head_ablation.py` switches heads off.

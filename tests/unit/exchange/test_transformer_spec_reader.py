@@ -7,7 +7,7 @@ import torch
 from exchange_kit import build_exportable_model
 
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_architecture import (
+from dragoman.exchange.transformer_spec_reader import (
     embedding_table,
     output_matrix,
     read_transformer_spec,

@@ -12,12 +12,12 @@ from dragoman.bundle import Bundle
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import BundleError
-from dragoman.exchange.transformer_architecture import marian_language_code
+from dragoman.exchange.transformer_spec_reader import marian_language_code
 from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
+from dragoman.inference.engine_trust import require_trial
 from dragoman.inference.exported_engine_files import check_engine_files
-from dragoman.inference.untrusted_engine_trial import require_trial
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage import manifest
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
@@ -123,7 +123,7 @@ def open_export(
         if trial:
             require_trial(
                 fields,
-                "dragoman.doctor.export_directory_engines:run_export_trial",
+                "dragoman.doctor.external_export_engines:run_export_trial",
                 [str(bundle.path), str(directory)],
                 label=str(directory),
             )

@@ -14,8 +14,8 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.doctor import CheckResult, run_checks
 from dragoman.doctor.check_list import select_checks
-from dragoman.doctor.inference_engine_checks import INT8_TOLERANCE
 from dragoman.doctor.output_comparison import compare_outputs
+from dragoman.doctor.precision_and_engine_checks import INT8_TOLERANCE
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.inference import Engine, NativeEngine, SearchRequest
 from dragoman.models.encoder_decoder import EncoderDecoder
