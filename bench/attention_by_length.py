@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.config import Config
-from dragoman.evaluate.metrics import read_sentences
+from dragoman.evaluate.translation_metrics import read_sentences
 from dragoman.inference import Translator
 from dragoman.recipes.rnn import bahdanau2015, sutskever2014
 from dragoman.runs.training_run import train

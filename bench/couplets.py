@@ -24,7 +24,7 @@ from dragoman.evaluate.couplet_metrics import (
     perplexity_per_character,
     score_couplets,
 )
-from dragoman.evaluate.metrics import check_aligned, read_sentences
+from dragoman.evaluate.translation_metrics import check_aligned, read_sentences
 
 COLUMNS = 80
 

@@ -401,11 +401,11 @@ class Scorer:
         """Return calibration error and AUROC of confidences on a test set, as means over seeds."""
         from sacrebleu.metrics.chrf import CHRF
 
-        from dragoman.evaluate.classification import (
+        from dragoman.evaluate.classification_metrics import (
             calibration_chance_error,
             expected_calibration_error,
         )
-        from dragoman.evaluate.confidence_calibration import MEASURED_BINS, area_under_roc
+        from dragoman.evaluate.translation_confidence import MEASURED_BINS, area_under_roc
 
         corpus, chrf = CORPORA[row.corpus], CHRF()
         references = read_lines(self._data / corpus.file(part, corpus.target))

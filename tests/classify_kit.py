@@ -11,7 +11,7 @@ import torch
 from dragoman.config import Config
 from dragoman.data.batch_plan import BatchPlan, Cursor
 from dragoman.data.labeled_records import Record
-from dragoman.evaluate.classification import score_classes
+from dragoman.evaluate.classification_metrics import score_classes
 from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask
 

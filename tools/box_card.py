@@ -21,12 +21,12 @@ from dragoman.bundle import Bundle, Card, CardScore, write_bundle
 from dragoman.bundle.card import write_card
 from dragoman.config.directions import Direction, parse_directions
 from dragoman.errors import DragomanError
-from dragoman.evaluate.confidence_calibration import (
+from dragoman.evaluate.translation_confidence import (
     ConfidenceMap,
     TranslationTokens,
     fit_confidence,
 )
-from dragoman.evaluate.metrics import (
+from dragoman.evaluate.translation_metrics import (
     EvaluationScores,
     check_aligned,
     read_sentences,

@@ -58,9 +58,9 @@ def compare(
 
     The sentences whose scores changed most are shown as well.
     """
-    from dragoman.evaluate.metrics import check_tokenizer, read_sentences
     from dragoman.evaluate.system_comparison import check_metric, check_system_count
     from dragoman.evaluate.system_comparison import compare_systems as run
+    from dragoman.evaluate.translation_metrics import check_tokenizer, read_sentences
 
     check_tokenizer(tokenize)
     check_metric(by)
@@ -120,8 +120,8 @@ def _open_systems(
     **languages: str | None,
 ) -> list[_SystemOutput]:
     """Read the files of translations and load the models; check all against the references."""
-    from dragoman.evaluate.metrics import read_sentences
     from dragoman.evaluate.system_comparison import check_systems
+    from dragoman.evaluate.translation_metrics import read_sentences
 
     models = [path for path in systems if path.is_dir()]
     for path in models:

@@ -45,7 +45,7 @@ def doctor(
     Each check reports its largest error and its tolerance, as differences of
     token log-probabilities unless the note says otherwise.
     """
-    from dragoman.evaluate.metrics import read_sentences
+    from dragoman.evaluate.translation_metrics import read_sentences
 
     texts = [text for text in read_sentences(src) if text.strip()] if src else []
     if src and not texts:

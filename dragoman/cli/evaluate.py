@@ -106,7 +106,7 @@ def evaluate(
                 f"{found}; see dragoman evaluate --help"
             ]
         )
-    from dragoman.evaluate.metrics import (
+    from dragoman.evaluate.translation_metrics import (
         check_aligned,
         check_tokenizer,
         read_sentences,

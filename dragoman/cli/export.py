@@ -107,7 +107,7 @@ def export(
             ]
         )
 
-    from dragoman.evaluate.metrics import read_sentences
+    from dragoman.evaluate.translation_metrics import read_sentences
 
     path = src or check
     texts = read_sentences(path) if path else []

@@ -13,7 +13,7 @@ from dragoman.cli.printing import format_count, print_note
 from dragoman.cli.progress import progress, track
 
 if TYPE_CHECKING:
-    from dragoman.explain.calibration_statistics import TokenStatistics
+    from dragoman.explain.predicted_probability_statistics import TokenStatistics
 
 ENTROPY_SENTENCES = 16
 MAX_SENTENCES = 2_000  # of a test set that is translated
@@ -57,7 +57,7 @@ class PlottedModel:
     @functools.cached_property
     def pairs(self) -> tuple[list[str], list[str]] | None:
         """Sources and references: the test set, or the validation data of the training."""
-        from dragoman.evaluate.metrics import check_aligned, read_sentences
+        from dragoman.evaluate.translation_metrics import check_aligned, read_sentences
 
         data = self.predictor.config.data
         paths = [self.test, self.ref]
@@ -111,7 +111,7 @@ class PlottedModel:
     @functools.cached_property
     def tokens(self) -> TokenStatistics | None:
         """Token distributions by teacher forcing; None without references or for labels."""
-        from dragoman.explain.calibration_statistics import measure_pairs, measure_text
+        from dragoman.explain.predicted_probability_statistics import measure_pairs, measure_text
 
         if self.task != "translate":
             predictor = self.predictor
@@ -206,7 +206,7 @@ def _draw_positions(models: Sequence[PlottedModel], path: Path) -> str | None:
 def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw BLEU by source length of all models."""
     from dragoman.evaluate.bleu_by_length import score_by_length
-    from dragoman.evaluate.metrics import build_metrics
+    from dragoman.evaluate.translation_metrics import build_metrics
     from dragoman.explain.evaluation_plots import save_length_scores
 
     scored = []
@@ -249,8 +249,8 @@ def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the reliability diagram of all models."""
-    from dragoman.explain.calibration_statistics import measure_predictions
     from dragoman.explain.evaluation_plots import Calibration, save_calibration
+    from dragoman.explain.predicted_probability_statistics import measure_predictions
 
     runs = []
     for model in models:

@@ -41,7 +41,7 @@ def import_(
     The outputs are compared with those of the original.
     """
     require_new_directory(out)
-    from dragoman.evaluate.metrics import read_sentences
+    from dragoman.evaluate.translation_metrics import read_sentences
 
     if not directory.is_dir():
         found = f"the file {directory}" if directory.exists() else f"no directory at {directory}"

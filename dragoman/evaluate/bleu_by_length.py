@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
-from dragoman.evaluate.metrics import check_aligned
+from dragoman.evaluate.translation_metrics import check_aligned
 from dragoman.text.language_tags_and_script_detection import count_scripts
 
 BUCKETS = 6

@@ -16,7 +16,7 @@ from dragoman.decoding.constraint_definitions import (
     NoCopy,
     Punctuation,
 )
-from dragoman.evaluate.metrics import MetricScore, check_aligned
+from dragoman.evaluate.translation_metrics import MetricScore, check_aligned
 
 COUPLET_CONSTRAINTS: tuple[Constraint, ...] = (EqualLength(), Mirror(), NoCopy(), Punctuation())
 

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate.metrics import build_metrics, check_aligned
+from dragoman.evaluate.translation_metrics import build_metrics, check_aligned
 
 BOOTSTRAP_SAMPLES = 1000  # sacreBLEU's default for the paired bootstrap
 SIGNIFICANCE_LEVEL = 0.05  # p-value below which a difference is significant

@@ -16,7 +16,7 @@ from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config.device_and_engine_names import check_bundle_quantization, check_quantization
 from dragoman.config.directions import parse_directions
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.evaluate.metrics import check_aligned
+from dragoman.evaluate.translation_metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
 from dragoman.exchange.export_readme import write_readme
 from dragoman.exchange.huggingface_export import save_hugging_face

@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.bundle import Bundle
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.evaluate.metrics import bleu_score
+from dragoman.evaluate.translation_metrics import bleu_score
 from dragoman.exchange.transformer_spec_reader import marian_language_code
 from dragoman.exchange.transformers_runner import ScoredText
 from dragoman.inference import NativeEngine, Translator

@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.evaluate.bleu_by_length import LengthScores
-from dragoman.evaluate.classification import expected_calibration_error
-from dragoman.explain.calibration_statistics import (
-    TokenStatistics,
-    reliability_bins,
-    smoothed_target,
-)
+from dragoman.evaluate.classification_metrics import expected_calibration_error
 from dragoman.explain.explanation import Explanation
 from dragoman.explain.figure_style import (
     FAINT,
@@ -29,6 +24,11 @@ from dragoman.explain.figure_style import (
     figure_style,
     save_figure,
     use_log_scale,
+)
+from dragoman.explain.predicted_probability_statistics import (
+    TokenStatistics,
+    reliability_bins,
+    smoothed_target,
 )
 
 GROUPS = ("encoder", "decoder", "cross")

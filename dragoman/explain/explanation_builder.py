@@ -56,7 +56,7 @@ from dragoman.explain.explanation import (
     NBestEntry,
     Step,
 )
-from dragoman.explain.head_labels import summarize_heads
+from dragoman.explain.head_role_labels import summarize_heads
 from dragoman.explain.position_encoding_analysis import summarize_positions
 from dragoman.explain.teacher_forcing import TeacherForcedPair
 from dragoman.explain.token_spans import token_texts, tokenize_text

@@ -1,7 +1,7 @@
 """Explanations of the tasks besides translation, made from one input that can be run again.
 
-The input of `base.py` is run with its attentions recorded, with parts switched off, and with
-gradients; everything in the explanation comes from such passes.
+A `TaskInput` (`non_translation_inputs/task_input.py`) is run with its attentions recorded, with
+parts switched off, and with gradients; everything in the explanation comes from such passes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from dragoman.explain.explanation import (
     HeadSummary,
     Step,
 )
-from dragoman.explain.head_labels import summarize_heads
-from dragoman.explain.non_translation_inputs.base import (
+from dragoman.explain.head_role_labels import summarize_heads
+from dragoman.explain.non_translation_inputs.task_input import (
     INPUT_X_GRADIENT,
     INTEGRATED_GRADIENTS,
     OCCLUSION,

@@ -26,7 +26,7 @@ from dragoman.explain.attention_plot import (
     word_texts,
 )
 from dragoman.explain.explanation import AttentionWeights, Explanation, Step, check_labels
-from dragoman.explain.head_labels import rank_correlation
+from dragoman.explain.head_role_labels import rank_correlation
 
 SPACE_SIGN, NEWLINE_SIGN = "␣", "↵"
 _SHADES = " ░▒▓█"

@@ -42,7 +42,7 @@ from dragoman.text.sentencepiece_tokenizer import Tokenizers, normalize, replace
 from dragoman.text.special_tokens import EOS, UNK
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.pairwise_bleu_and_chrf import PairwiseMetric
+    from dragoman.evaluate.minimum_bayes_risk_utility import PairwiseMetric
 
 _MAX_PATTERN_TOKENS = 8
 _MIN_REPEATS = 5  # in a row: more than in any sentence
@@ -392,7 +392,7 @@ class BatchTranslator:
 
     def _pairwise_metric(self, name: str, language: str) -> PairwiseMetric:
         """Return the utility of minimum Bayes risk decoding into a language."""
-        from dragoman.evaluate.pairwise_bleu_and_chrf import (
+        from dragoman.evaluate.minimum_bayes_risk_utility import (
             build_pairwise_metric,  # imports sacreBLEU
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from dragoman.decoding.hypothesis import Hypothesis
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.pairwise_bleu_and_chrf import PairwiseMetric
+    from dragoman.evaluate.minimum_bayes_risk_utility import PairwiseMetric
 
 
 class RankedCandidates(NamedTuple):

@@ -19,7 +19,7 @@ from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate.confidence_calibration import ConfidenceMap
+from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu

@@ -17,12 +17,12 @@ from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.parallel_corpus import SentencePair
 from dragoman.errors import CorruptError
-from dragoman.evaluate.confidence_calibration import (
+from dragoman.evaluate.translation_confidence import (
     ConfidenceMap,
     TranslationTokens,
     fit_confidence,
 )
-from dragoman.evaluate.metrics import sentence_chrf
+from dragoman.evaluate.translation_metrics import sentence_chrf
 from dragoman.inference import Translation
 from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.time_budget import TimeBudget

@@ -20,7 +20,7 @@ from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
 from dragoman.errors import ConfigError
-from dragoman.evaluate.classification import score_classes, tune_thresholds
+from dragoman.evaluate.classification_metrics import score_classes, tune_thresholds
 from dragoman.models.classifier import (
     ClassifierModel,
     ClassifierOutput,

@@ -106,13 +106,13 @@ def test_more_resamplings_than_fit_in_memory(
 def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of sacreBLEU's tokenizers are downloaded on first use, which needs a network."""
     from dragoman.errors import ConfigError
-    from dragoman.evaluate import metrics
+    from dragoman.evaluate import translation_metrics
 
     def unreachable(**options: object) -> None:
         raise OSError("<urlopen error: no route>")
 
     monkeypatch.setattr(
-        metrics,
+        translation_metrics,
         "BLEU",
         type(
             "BLEU",
@@ -125,7 +125,7 @@ def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> 
         match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install "
         "it or use",
     ):
-        metrics.build_metrics(tokenize="flores200")
+        translation_metrics.build_metrics(tokenize="flores200")
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from dragoman.attention.attention_weight_hooks import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.non_translation_inputs.base import (
+from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
+    BATCH_ROWS,
+    name_classes,
+)
+from dragoman.explain.non_translation_inputs.task_input import (
     Floats,
     RecordedSite,
     Switch,
@@ -24,7 +28,6 @@ from dragoman.explain.non_translation_inputs.base import (
     heads_of,
     to_array,
 )
-from dragoman.explain.non_translation_inputs.labeled_text import BATCH_ROWS, name_classes
 from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.set_objectives import Clustering, Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask

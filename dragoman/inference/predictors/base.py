@@ -31,7 +31,7 @@ from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation
-    from dragoman.explain.non_translation_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.task_input import TaskInput
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary import normalize_text
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.task_input import TaskInput
     from dragoman.tasks.language_model import LanguageTask
     from dragoman.tasks.masked_language_model import FilledText
     from dragoman.text.language_model_tokenizer import TextDecoder
@@ -344,7 +344,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.non_translation_inputs.language_model import LanguageModelInput
+        from dragoman.explain.non_translation_inputs.language_model_text import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -375,7 +375,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.non_translation_inputs.language_model import LanguageModelInput
+        from dragoman.explain.non_translation_inputs.language_model_text import LanguageModelInput
 
         return LanguageModelInput(
             self.model,

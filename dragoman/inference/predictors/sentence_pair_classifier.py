@@ -18,7 +18,7 @@ from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
 from dragoman.tasks.sentence_pairs import EncodedPair, PairsTask, expected_score
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.task_input import TaskInput
 
 InputPair = tuple[str, str]
 EMPTY_NOTE = "a sentence has no words: the pair has no label and no score"
@@ -192,7 +192,9 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
     def task_input(self, example: InputPair) -> TaskInput:  # type: ignore[override]
         """Return a pair to be explained."""
-        from dragoman.explain.non_translation_inputs.labeled_text import ComparedPair
+        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
+            ComparedPair,
+        )
 
         assert isinstance(self.model, PairModel), "the model of a bundle of pairs"
         if isinstance(example, str) and "\t" in example:

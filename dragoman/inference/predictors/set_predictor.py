@@ -19,7 +19,7 @@ from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.sets import SetsTask
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.task_input import TaskInput
 
 InputSet = Sequence[Any]  # numbers, or equally long vectors
 EncodedSet = NDArray[np.float32]  # (n, F)

@@ -22,7 +22,7 @@ from dragoman.text.tag_schemes import find_spans
 from dragoman.text.vocabulary import split_words
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.base import TaskInput
+    from dragoman.explain.non_translation_inputs.task_input import TaskInput
     from dragoman.tasks.tagging import TaggingTask
 
 EMPTY_NOTE = "the text has no tokens: there is nothing to tag"
@@ -170,7 +170,9 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def task_input(self, example: TaggerInput) -> TaskInput:  # type: ignore[override]
         """Return a sentence to be explained; of a long one the first part."""
-        from dragoman.explain.non_translation_inputs.labeled_text import TaggedText
+        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
+            TaggedText,
+        )
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         [checked] = self.iter_inputs([example])
@@ -186,7 +188,9 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the sentence of an explanation."""
-        from dragoman.explain.non_translation_inputs.labeled_text import TaggedText
+        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
+            TaggedText,
+        )
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         sentence = TaggedSentence(tokens=request["tokens"], column=request.get("column", ()))

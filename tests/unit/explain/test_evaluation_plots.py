@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dragoman.evaluate.bleu_by_length import LengthBucket, LengthScores
-from dragoman.explain.calibration_statistics import TokenStatistics, smoothed_target
 from dragoman.explain.evaluation_plots import (
     Calibration,
     measure_entropies,
@@ -18,6 +17,7 @@ from dragoman.explain.evaluation_plots import (
     save_entropies,
     save_length_scores,
 )
+from dragoman.explain.predicted_probability_statistics import TokenStatistics, smoothed_target
 from tests.explanation_kit import make_explanation
 
 

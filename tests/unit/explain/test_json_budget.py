@@ -20,7 +20,7 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
-from dragoman.explain.explanation_checks import check_wire_form
+from dragoman.explain.explanation_invariants import check_wire_form
 from dragoman.explain.json_budget import trimmed_nodes
 from dragoman.explain.json_format import decode_tensor
 

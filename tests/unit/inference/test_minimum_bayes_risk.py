@@ -14,7 +14,7 @@ from translator_kit import CONFIG, TEXT, CopyModel, write_random_bundle
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
-from dragoman.evaluate.pairwise_bleu_and_chrf import pairwise_chrf
+from dragoman.evaluate.minimum_bayes_risk_utility import pairwise_chrf
 from dragoman.inference import NativeEngine, SearchRequest, TranslationOptions, Translator
 from dragoman.inference.minimum_bayes_risk import rank_candidates
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, train_tokenizers

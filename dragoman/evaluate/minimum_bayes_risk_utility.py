@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.evaluate.metrics import build_metrics
+from dragoman.evaluate.translation_metrics import build_metrics
 
 FloatMatrix = NDArray[np.float64]
 # Scores of all texts (N,) as hypotheses, by row, against all as references, by column: (N, N).

@@ -19,7 +19,7 @@ from dragoman.attention.score_functions import ScaledDotScore
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.explain import Explanation, attention_capture, explanation_builder, token_spans
 from dragoman.explain.attention_capture import CapturedSite, PairCapture
-from dragoman.explain.explanation_checks import (
+from dragoman.explain.explanation_invariants import (
     check_against_model,
     check_explanation,
     check_wire_form,

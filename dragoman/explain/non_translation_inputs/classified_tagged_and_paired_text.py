@@ -14,7 +14,7 @@ from dragoman.attention.attention_weight_hooks import AttentionRecords, WeightsE
 from dragoman.errors import DataError
 from dragoman.explain.classification_occlusion import CharacterSpan, find_spans, leave_out
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.non_translation_inputs.base import (
+from dragoman.explain.non_translation_inputs.task_input import (
     Floats,
     RecordedSite,
     StackSites,

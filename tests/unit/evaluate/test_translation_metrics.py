@@ -7,8 +7,8 @@ import sacrebleu
 from sacrebleu.metrics import BLEU
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate import metrics
-from dragoman.evaluate.metrics import (
+from dragoman.evaluate import translation_metrics
+from dragoman.evaluate.translation_metrics import (
     bleu_score,
     build_metrics,
     choose_tokenizer,
@@ -74,7 +74,7 @@ def test_missing_mecab_is_replaced_with_a_note(
         return BLEU(tokenize=tokenize, **rest)  # type: ignore[arg-type]
 
     missing.TOKENIZERS = BLEU.TOKENIZERS  # type: ignore[attr-defined]
-    monkeypatch.setattr(metrics, "BLEU", missing)
+    monkeypatch.setattr(translation_metrics, "BLEU", missing)
     for tag in (language, ""):  # the language and the script give the same
         found = score_translations([text], [text], tgt_lang=tag)
         assert f"tok:{instead}" in found.bleu.signature
@@ -84,7 +84,7 @@ def test_missing_mecab_is_replaced_with_a_note(
 
 
 def test_an_installed_mecab_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "BLEU", lambda **_: None)
+    monkeypatch.setattr(translation_metrics, "BLEU", lambda **_: None)
     assert choose_tokenizer("", "ja").name == "ja-mecab"
     assert choose_tokenizer("", "ja").warnings == ()
 
@@ -99,7 +99,7 @@ def test_a_tokenizer_without_its_package_is_one_sentence(monkeypatch: pytest.Mon
         raise RuntimeError("Please install MeCab")
 
     broken.TOKENIZERS = BLEU.TOKENIZERS  # type: ignore[attr-defined]
-    monkeypatch.setattr(metrics, "BLEU", broken)
+    monkeypatch.setattr(translation_metrics, "BLEU", broken)
     with pytest.raises(
         ConfigError,
         match=r"--tokenize ja-mecab must be usable here; found Please install MeCab; .*--tokenize "

@@ -1,9 +1,9 @@
 """Inputs to be explained, of the tasks besides translation: what each task defines.
 
 A `TaskInput` is one encoded input of a model, which can be run again; the tasks' own are in
-`labeled_text.py`, `language_model.py` and `sets.py`. What is switched off by a name such as
-"e0.1" depends on the attention: the weights of a head become zero, those of an attention pooling,
-which has nothing else to return, become uniform.
+`classified_tagged_and_paired_text.py`, `language_model_text.py` and `sets.py`. What is switched off
+by a name such as "e0.1" depends on the attention: the weights of a head become zero, those of an
+attention pooling, which has nothing else to return, become uniform.
 """
 
 from __future__ import annotations

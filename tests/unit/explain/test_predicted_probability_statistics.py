@@ -16,9 +16,10 @@ from dragoman.config import ModelConfig, read_config
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.evaluate.bleu_by_length import score_by_length
-from dragoman.evaluate.classification import expected_calibration_error
-from dragoman.explain import calibration_statistics
-from dragoman.explain.calibration_statistics import (
+from dragoman.evaluate.classification_metrics import expected_calibration_error
+from dragoman.explain import predicted_probability_statistics
+from dragoman.explain.evaluation_plots import Calibration
+from dragoman.explain.predicted_probability_statistics import (
     measure_documents,
     measure_pairs,
     measure_predictions,
@@ -26,7 +27,6 @@ from dragoman.explain.calibration_statistics import (
     reliability_bins,
     smoothed_target,
 )
-from dragoman.explain.evaluation_plots import Calibration
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference
@@ -138,16 +138,16 @@ def test_every_token_is_measured_as_in_a_plain_loop(model) -> None:
 
 @pytest.mark.parametrize("most", [4, 5])
 def test_the_number_of_tokens_is_bounded(model, monkeypatch, most: int) -> None:
-    monkeypatch.setattr(calibration_statistics, "MAX_TOKENS", most)
-    monkeypatch.setattr(calibration_statistics, "_MAX_LOGITS", 40)  # of two tokens
+    monkeypatch.setattr(predicted_probability_statistics, "MAX_TOKENS", most)
+    monkeypatch.setattr(predicted_probability_statistics, "_MAX_LOGITS", 40)  # of two tokens
     assert len(measure_pairs(model, PAIRS * 9).right) == most
 
 
 def test_tokens_are_measured_in_the_order_of_the_pairs(model, monkeypatch) -> None:
     short, long = [([5, 6], [8, 9]), ([7], [10, 11]), ([9, 9], [7, 7])], [([5] * 10, [6] * 10)]
     expected = measure_pairs(model, short)
-    monkeypatch.setattr(calibration_statistics, "_BATCH_TOKENS", 12)
-    monkeypatch.setattr(calibration_statistics, "MAX_TOKENS", 9)
+    monkeypatch.setattr(predicted_probability_statistics, "_BATCH_TOKENS", 12)
+    monkeypatch.setattr(predicted_probability_statistics, "MAX_TOKENS", 9)
     found = measure_pairs(model, [*short, *long])
     assert len(found.reference) == 9
     np.testing.assert_allclose(np.sort(found.reference), np.sort(expected.reference), atol=1e-6)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
-from dragoman.evaluate.classification import CALIBRATION_BINS
+from dragoman.evaluate.classification_metrics import CALIBRATION_BINS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops import IGNORE_INDEX

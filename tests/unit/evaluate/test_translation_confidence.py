@@ -15,8 +15,11 @@ import torch
 from confidence_kit import CALIBRATION
 
 from dragoman.errors import BundleError
-from dragoman.evaluate.classification import calibration_chance_error, expected_calibration_error
-from dragoman.evaluate.confidence_calibration import (
+from dragoman.evaluate.classification_metrics import (
+    calibration_chance_error,
+    expected_calibration_error,
+)
+from dragoman.evaluate.translation_confidence import (
     FEATURES,
     MAX_POINTS,
     ConfidenceFeatures,
@@ -27,7 +30,7 @@ from dragoman.evaluate.confidence_calibration import (
     fit_logistic,
     isotonic_regression,
 )
-from dragoman.evaluate.metrics import sentence_chrf
+from dragoman.evaluate.translation_metrics import sentence_chrf
 
 NUMBERS = np.random.default_rng(3)
 MAP = CALIBRATION

@@ -20,7 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import BundleError
-from dragoman.evaluate.classification import calibration_chance_error, expected_calibration_error
+from dragoman.evaluate.classification_metrics import (
+    calibration_chance_error,
+    expected_calibration_error,
+)
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS, UNK
 
 FORMAT = 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.evaluate.pairwise_bleu_and_chrf import (
+from dragoman.evaluate.minimum_bayes_risk_utility import (
     build_pairwise_metric,
     pairwise_bleu,
     pairwise_chrf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dragoman.evaluate.classification import (
+from dragoman.evaluate.classification_metrics import (
     calibration_chance_error,
     expected_calibration_error,
     score_classes,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dragoman.explain.explanation import AttentionSite, HeadSummary, Token, TokenizedText
-from dragoman.explain.head_labels import rank_correlation, summarize_heads
+from dragoman.explain.head_role_labels import rank_correlation, summarize_heads
 
 WORDS = ["the", " hou", "ses", ",", " the", " sea", "."]
 RANKS = [0, 50, 60, 1, 0, 99, 2]

@@ -25,7 +25,8 @@ from dragoman.attention.attention_weight_hooks import (
 )
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
-from dragoman.explain.non_translation_inputs.base import (
+from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import BATCH_ROWS
+from dragoman.explain.non_translation_inputs.task_input import (
     MAX_COPIES,
     Floats,
     RecordedSite,
@@ -40,7 +41,6 @@ from dragoman.explain.non_translation_inputs.base import (
     row_sum,
     to_array,
 )
-from dragoman.explain.non_translation_inputs.labeled_text import BATCH_ROWS
 from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.language_model import NeuralLanguageModel
