@@ -71,10 +71,7 @@ class PackedLSTM(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the states of (B, T, D); padding has zeros.
-
-        Lengths on the host need no synchronization with the device.
-        """
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        """Return the states of (B, T, D), given lengths (B,) on the host; padding has zeros."""
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         states, _ = self.lstm(packed)
         return pad_packed_sequence(states, batch_first=True, total_length=x.size(1))[0]
