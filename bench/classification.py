@@ -17,11 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -30,23 +26,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.timing import device_name, free_memory, reset_peak, synchronize, timing_row
-from dragoman.checkpoint.run_directory import RunDirectory
+from bench.timing import device_name
+from bench.training_throughput import (
+    PlainTraining,
+    Row,
+    list_systems,
+    throughput_parser,
+    time_systems,
+)
 from dragoman.config import Config, read_config
-from dragoman.data.batch_plan import BatchPlan, Cursor
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
 from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.classification import ClassificationBatch, ClassificationTask
-from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
-from dragoman.training.trainer import Trainer
 
 MEMBERS = {"han": "yang2016", "transformer": "vaswani2017_classifier"}
 LENGTH_MEAN, LENGTH_DEVIATION = 5.2, 0.65  # of the logarithm of IMDB's lengths in words
 WORDS_PER_SENTENCE = 18
-MODES = {"eager": "off", "cuda_graphs": "auto"}  # values of train.cuda_graphs
-PLAIN = ("plain, shuffled", "plain, our batches")
 
 
 def main() -> None:
@@ -54,7 +51,7 @@ def main() -> None:
     options = parse_arguments()
     device = torch.device(options.device)
     configure_backends(device, deterministic=False)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for member in options.only:
         config = read_config(
             recipe=MEMBERS[member],
@@ -67,34 +64,15 @@ def main() -> None:
             f"{options.steps} steps per round",
             flush=True,
         )
-        ours = [mode for mode in MODES if device.type == "cuda" or mode == "eager"]
-        for system in (*(f"ours, {mode}" for mode in ours), *PLAIN):
-            row: dict[str, Any]
-            try:
-                row = time_system(system, member, task, store, options, device)
-            except Exception as error:  # such as torch.compile without a compiler
-                row = {"error": " ".join(str(error).split())[:200]}
-            row["system"] = f"{member}: {system}"
-            rows.append(row)
-            show(row)
-            free_memory(device)
-        report(rows, member)
+        systems = list_systems(task, store, plain_training(member, task), options, device)
+        rows += time_systems(member, systems, device, unit="words")
     print(json.dumps({"bench": "classification", "device": device_name(device), "rows": rows}))
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=MEMBERS, default=list(MEMBERS))
-    parser.add_argument("--size", choices=["recipe", "tiny"], default="recipe")
-    parser.add_argument("--steps", type=int, default=100, help="training steps of each round")
+    parser = throughput_parser(__doc__, MEMBERS, steps=100)
     parser.add_argument("--texts", type=int, default=0, help="generated texts; 0 for the size's")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", metavar="DEVICE"
-    )
-    parser.add_argument("--no-compile", action="store_true", help="do not compile the plain models")
     options = parser.parse_args()
     options.texts = options.texts or (64 if options.size == "tiny" else 8000)
     return options
@@ -122,149 +100,22 @@ def build_task(
     return task, task.encode(records)
 
 
-def time_system(
-    system: str,
-    member: str,
-    task: ClassificationTask,
-    store: InMemoryExamples,
-    options: argparse.Namespace,
-    device: torch.device,
-) -> dict[str, Any]:
-    """Time one system."""
-    if system in PLAIN:
-        on_ours = system == PLAIN[1]
-        return time_plain(member, task, store, options, device, on_our_batches=on_ours)
-    return time_ours(system.removeprefix("ours, "), task, store, options, device)
-
-
-def time_ours(
-    mode: str,
-    task: ClassificationTask,
-    store: InMemoryExamples,
-    options: argparse.Namespace,
-    device: torch.device,
-) -> dict[str, Any]:
-    """Train with our trainer, reading the clock at every step's record."""
-    plan = task.plan(store, batch_tokens=task.config.train.batch_tokens, seed=1)
-    assert isinstance(plan, BatchPlan)
-    warmup = 2 * plan.batches(0)  # every shape is captured at its second occurrence
-    config = task.config.replace(
-        train={
-            "steps": warmup + 2 * options.steps + 1,
-            "epochs": 0.0,
-            "cuda_graphs": MODES[mode],
-            "checkpoint_every": 10**6,
-            "validate_every": 10**6,
-            "ema_decay": 0.0,  # the plain models have none
-        }
-    ).train
-    clock: dict[int, float] = {}
-    tokens: dict[int, int] = {}
-
-    def on_record(record: Mapping[str, Any]) -> None:
-        if "tokens" in record:
-            clock[int(record["step"])] = time.perf_counter()
-            tokens[int(record["step"])] = int(record["tokens"])
-
-    def collate(examples: np.ndarray, /, *, seed: int) -> ClassificationBatch:
-        return task.collate(store, examples, shapes=plan.shapes, seed=seed, training=True)
-
-    began = time.perf_counter()
-    reset_peak(device)
-    torch.manual_seed(1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RunDirectory(Path(folder), keep_checkpoints=1) as run,
-    ):
-        trainer = Trainer(
-            model=task.build_model().to(device),
-            task=task,
-            plan=plan,
-            collate=collate,
-            config=config,
-            run=run,
-            width=task.config.model.width,
-            on_record=on_record,
-        )
-        trainer.fit(resume=False)
-    bounds = [
-        (warmup + each * options.steps, warmup + (each + 1) * options.steps) for each in (0, 1)
-    ]
-    seconds = [clock[last] - clock[first] for first, last in bounds]
-    counts = [sum(tokens[step] for step in range(first + 1, last + 1)) for first, last in bounds]
-    return timing_row(mode, counts, seconds, clock[warmup] - began, device) | {"ours": True}
-
-
-def time_plain(
-    member: str,
-    task: ClassificationTask,
-    store: InMemoryExamples,
-    options: argparse.Namespace,
-    device: torch.device,
-    *,
-    on_our_batches: bool,
-) -> dict[str, Any]:
-    """Train the plain model, compiled, on batches in pinned memory."""
-    began = time.perf_counter()
-    dtype = choose_precision(task.config.train.precision, device).dtype
-    reset_peak(device)
-    torch.manual_seed(1)
+def plain_training(member: str, task: ClassificationTask) -> PlainTraining[ClassificationBatch]:
+    """Return how the plain model is built and trained."""
     kind = PlainHAN if member == "han" else PlainTransformer
-    model = kind(task).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-
-    def plain_loss(words: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(words, mask), labels)
-
-    compute: Any = plain_loss if options.no_compile else torch.compile(plain_loss, dynamic=True)
-
-    def step(batch: ClassificationBatch) -> None:
-        batch = batch.to(device)
-        positions = torch.arange(batch.words.size(-1), device=device)
-        mask = positions < batch.lengths.unsqueeze(-1)
-        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = compute(batch.words, mask, batch.labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    batches = list(
-        make_batches(task, store, options.steps, ours=on_our_batches, pin=device.type == "cuda")
-    )
-    for batch in batches:
-        step(batch)
-    synchronize(device)
-    warmup = time.perf_counter() - began
-    seconds = []
-    for _ in range(2):
-        started = time.perf_counter()
-        for batch in batches:
-            step(batch)
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    tokens = [sum(batch.tokens for batch in batches)] * 2
-    return timing_row("plain", tokens, seconds, warmup, device)
+    return PlainTraining(lambda: kind(task), plain_inputs, plain_loss)
 
 
-def make_batches(
-    task: ClassificationTask, store: InMemoryExamples, steps: int, *, ours: bool, pin: bool
-) -> Iterator[ClassificationBatch]:
-    """Yield batches of similar lengths, or of as many texts at random."""
-    plan = task.plan(store, batch_tokens=task.config.train.batch_tokens, seed=2)
-    assert isinstance(plan, BatchPlan)
-    rows = max(1, len(store) // plan.batches(0))
-    generator = np.random.default_rng(2)
-    cursor = Cursor(0, 0)
-    for _ in range(steps):
-        if ours:
-            batch = task.collate(store, plan.batch(cursor), shapes=plan.shapes)
-            following = Cursor(cursor.epoch, cursor.batch + 1)
-            is_last = following.batch == plan.batches(cursor.epoch)
-            cursor = Cursor(cursor.epoch + 1, 0) if is_last else following
-        else:
-            batch = task.collate(store, generator.choice(len(store), rows, replace=False))
-        yield batch.pin_memory() if pin else batch
+def plain_inputs(batch: ClassificationBatch, device: torch.device) -> tuple[Tensor, ...]:
+    """Return words, mask and labels on a device."""
+    batch = batch.to(device)
+    positions = torch.arange(batch.words.size(-1), device=device)
+    return batch.words, positions < batch.lengths.unsqueeze(-1), batch.labels
+
+
+def plain_loss(model: nn.Module, words: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy."""
+    return F.cross_entropy(model(words, mask), labels)
 
 
 class PlainPooling(nn.Module):
@@ -332,31 +183,6 @@ class PlainTransformer(nn.Module):
         positions = self.positions(torch.arange(words.size(1), device=words.device))
         hidden = self.encoder(self.embedding(words) + positions, src_key_padding_mask=~mask)
         return self.output(self.dropout(self.pooling(hidden, mask)))
-
-
-def show(row: Mapping[str, Any]) -> None:
-    """Print a row."""
-    if "error" in row:
-        print(f"  {row['system']:34s} failed: {row['error']}", flush=True)
-        return
-    memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
-    print(
-        f"  {row['system']:34s} {row['tokens_s']:12,.0f} words/s (slowest round "
-        f"{row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}",
-        flush=True,
-    )
-
-
-def report(rows: list[dict[str, Any]], member: str) -> None:
-    """Print the ratio of our fastest mode to the plain model."""
-    good = [row for row in rows if "error" not in row and row["system"].startswith(member)]
-    ours = [row for row in good if "ours" in row]
-    if ours:
-        best = max(ours, key=lambda row: row["tokens_s"])
-        for row in good:
-            if "ours" not in row:
-                ratio = best["tokens_s"] / row["tokens_s"]
-                print(f"  {best['system']} against {row['system']}: {ratio:.2f} times")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,9 @@ generated.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
-import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +28,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.timing import device_name, free_memory, reset_peak, synchronize, timing_row
-from dragoman.checkpoint.run_directory import RunDirectory
+from bench.timing import device_name
+from bench.training_throughput import (
+    Row,
+    Systems,
+    pin_batches,
+    plain_step,
+    start_clock,
+    throughput_parser,
+    time_plain,
+    time_systems,
+    time_trainer,
+)
 from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.in_memory_examples import InMemoryExamples
@@ -40,7 +48,6 @@ from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
-from dragoman.training.trainer import Trainer
 
 
 class Member(NamedTuple):
@@ -73,7 +80,7 @@ def main() -> None:
     options = parse_arguments()
     device = torch.device(options.device)
     configure_backends(device, deterministic=False)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in options.only:
         task, store = build_task(MEMBERS[name], options, device)
         print(
@@ -81,36 +88,19 @@ def main() -> None:
             f"{len(task.text):,} types, {options.steps} steps per round",
             flush=True,
         )
-        for system in (*options.modes, PLAIN):
-            row: dict[str, Any]
-            try:
-                if system == PLAIN:
-                    row = time_plain(task, store, options, device)
-                else:
-                    row = time_ours(system, task, store, options, device)
-            except Exception as error:  # such as torch.compile without a compiler
-                row = {"error": " ".join(str(error).split())[:200]}
-            row["system"] = f"{name}: {system if system == PLAIN else 'ours, ' + system}"
-            rows.append(row)
-            show(row)
-            free_memory(device)
-        report(rows, name)
+        systems: Systems = {
+            f"ours, {mode}": functools.partial(time_ours, mode, task, store, options.steps, device)
+            for mode in options.modes
+        }
+        systems[PLAIN] = functools.partial(time_plain_model, task, store, options, device)
+        rows += time_systems(name, systems, device, unit="tokens")
     print(json.dumps({"bench": "language", "device": device_name(device), "rows": rows}))
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=MEMBERS, default=list(MEMBERS))
+    parser = throughput_parser(__doc__, MEMBERS, steps=60)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=None, help="of ours")
-    parser.add_argument("--size", choices=["recipe", "tiny"], default="recipe")
-    parser.add_argument("--steps", type=int, default=60, help="training steps of each round")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", metavar="DEVICE"
-    )
-    parser.add_argument("--no-compile", action="store_true", help="do not compile the plain models")
     options = parser.parse_args()
     if options.modes is None:
         options.modes = ["cuda_graphs", "compiled"] if options.device != "cpu" else ["eager"]
@@ -149,76 +139,26 @@ def build_task(
 
 
 def time_ours(
-    mode: str,
-    task: LanguageTask,
-    store: InMemoryExamples,
-    options: argparse.Namespace,
-    device: torch.device,
-) -> dict[str, Any]:
-    """Train with our trainer, reading the clock at every step's record."""
+    mode: str, task: LanguageTask, store: InMemoryExamples, steps: int, device: torch.device
+) -> Row:
+    """Train with our trainer."""
     task = LanguageTask(task.config, task.text)  # with carried states of its own
-    warmup = WARMUP_STEPS[device.type]
     plan = task.plan(store, batch_tokens=task.config.train.batch_tokens, seed=1)
-    config = task.config.replace(
-        train={
-            "steps": warmup + 2 * options.steps + 1,
-            "checkpoint_every": 10**6,
-            "validate_every": 10**6,
-            "ema_decay": 0.0,  # the plain models have none
-            **MODES[mode],
-        }
-    ).train
-    clock: dict[int, float] = {}
-    tokens: dict[int, int] = {}
-
-    def on_record(record: Mapping[str, Any]) -> None:
-        if "tokens" in record:
-            clock[int(record["step"])] = time.perf_counter()
-            tokens[int(record["step"])] = int(record["tokens"])
-
-    def collate(examples: np.ndarray, /, *, seed: int) -> SegmentBatch:
-        return task.collate(store, examples, seed=seed, training=True)
-
-    began = time.perf_counter()
-    reset_peak(device)
-    torch.manual_seed(1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RunDirectory(Path(folder), keep_checkpoints=1) as run,
-    ):
-        trainer = Trainer(
-            model=task.build_model().to(device),
-            task=task,
-            plan=plan,
-            collate=collate,
-            config=config,
-            run=run,
-            width=task.config.model.width,
-            on_record=on_record,
-        )
-        trainer.fit(resume=False)
-    bounds = [
-        (warmup + each * options.steps, warmup + (each + 1) * options.steps) for each in (0, 1)
-    ]
-    seconds = [clock[last] - clock[first] for first, last in bounds]
-    counts = [sum(tokens[step] for step in range(first + 1, last + 1)) for first, last in bounds]
-    return timing_row(mode, counts, seconds, clock[warmup] - began, device) | {"ours": True}
+    warmup = WARMUP_STEPS[device.type]
+    return time_trainer(task, store, plan, MODES[mode], device, warmup=warmup, steps=steps)
 
 
-def time_plain(
+def time_plain_model(
     task: LanguageTask, store: InMemoryExamples, options: argparse.Namespace, device: torch.device
-) -> dict[str, Any]:
+) -> Row:
     """Train the plain model, compiled, on batches in pinned memory."""
-    began = time.perf_counter()
-    dtype = choose_precision(task.config.train.precision, device).dtype
-    batches = make_batches(task, store, options.steps, pin=device.type == "cuda")
-    rows = len(batches[0].examples)
-    reset_peak(device)
-    torch.manual_seed(1)
+    batches = pin_batches(make_batches(task, store, options.steps), device)
+    began = start_clock(device)
+    precision = choose_precision(task.config.train.precision, device)
     model: Any
     if task.carries:
         model = PlainTransformerXL(task.config, len(task.text)).to(device).train()
-        memory = model.empty_memory(rows, device)
+        memory = model.empty_memory(len(batches[0].examples), device)
     else:
         model, memory = gpt2(task.config, len(task.text)).to(device).train(), None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -227,42 +167,24 @@ def time_plain(
     def step(batch: SegmentBatch) -> None:
         nonlocal memory
         batch = batch.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with precision.autocast(device):
             if memory is None:
                 loss = compute(input_ids=batch.inputs, labels=batch.inputs).loss
             else:
                 loss, memory = compute(batch.inputs, batch.targets, memory)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        plain_step(loss, model, optimizer, max_grad_norm=1.0)
 
-    for batch in batches:
-        step(batch)
-    synchronize(device)
-    warmup = time.perf_counter() - began
-    seconds = []
-    for _ in range(2):
-        started = time.perf_counter()
-        for batch in batches:
-            step(batch)
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    tokens = [sum(batch.tokens for batch in batches)] * 2
-    return timing_row(PLAIN, tokens, seconds, warmup, device)
+    return time_plain(step, batches, device, began=began)
 
 
-def make_batches(
-    task: LanguageTask, store: InMemoryExamples, steps: int, *, pin: bool
-) -> list[SegmentBatch]:
+def make_batches(task: LanguageTask, store: InMemoryExamples, steps: int) -> list[SegmentBatch]:
     """Return full batches of the training plan, from its beginning."""
     plan = task.plan(store, batch_tokens=task.config.train.batch_tokens, seed=2)
     full = max(1, plan.batches(0) - 1)  # the last of an epoch may be shorter
-    batches = [
+    return [
         task.collate(store, plan.batch(Cursor(number // full, number % full)))
         for number in range(steps)
     ]
-    return [batch.pin_memory() if pin else batch for batch in batches]
 
 
 def count_layers(config: Config) -> int:
@@ -380,31 +302,6 @@ class PlainXLLayer(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """Split (B, T, D) into heads: (B, H, T, D / H)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-
-def show(row: Mapping[str, Any]) -> None:
-    """Print a row."""
-    if "error" in row:
-        print(f"  {row['system']:34s} failed: {row['error']}", flush=True)
-        return
-    memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
-    print(
-        f"  {row['system']:34s} {row['tokens_s']:12,.0f} tokens/s (slowest round "
-        f"{row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}",
-        flush=True,
-    )
-
-
-def report(rows: list[dict[str, Any]], member: str) -> None:
-    """Print the ratio of our fastest mode to the plain model."""
-    good = [row for row in rows if "error" not in row and row["system"].startswith(f"{member}: ")]
-    ours = [row for row in good if "ours" in row]
-    if ours:
-        best = max(ours, key=lambda row: row["tokens_s"])
-        for row in good:
-            if "ours" not in row:
-                ratio = best["tokens_s"] / row["tokens_s"]
-                print(f"  {best['system']} against {row['system']}: {ratio:.2f} times")
 
 
 if __name__ == "__main__":

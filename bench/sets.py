@@ -15,37 +15,41 @@ compares their outputs with ours.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
-import random
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from bench.plain_layers import copy_linear, copy_norm, copy_residual_norm
+from bench.sentence_pairs import PlainESIM, generate_pairs
 from bench.timing import device_name, synchronize
-from dragoman.checkpoint.run_directory import RunDirectory
-from dragoman.config import Config, ModelConfig, read_config
-from dragoman.data.batch_plan import Cursor, Plan
-from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.labeled_records import Record, read_records
-from dragoman.models.forward_context import ForwardContext
-from dragoman.models.sentence_pair_classifier import (
-    ComparedAlignment,
-    MLPHead,
-    PairModel,
-    PairOutput,
+from bench.training_throughput import (
+    RoundTimes,
+    allow_recompiles,
+    median_row,
+    plain_step,
+    show_median,
+    start_clock,
+    time_plain_rounds,
+    time_trainer_rounds,
+    training_batch,
 )
+from dragoman.config import Config, ModelConfig, read_config
+from dragoman.data.batch_plan import Plan
+from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.labeled_records import read_records
+from dragoman.models.forward_context import ForwardContext
 from dragoman.models.set_blocks import (
     InducedSetAttentionBlock,
     MultiheadAttentionBlock,
@@ -59,7 +63,6 @@ from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.tasks.sets import SetBatch, SetsTask
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
-from dragoman.training.trainer import Trainer
 
 WORKLOADS = {"maximum": "lee2019_max", "clustering": "lee2019_clustering", "pairs": "chen2017"}
 SYSTEMS = ("ours", "plain", "plain, compiled")
@@ -76,11 +79,6 @@ class Workload(NamedTuple):
     store: InMemoryExamples
     plan: Plan
     plain: Callable[[Any], nn.Module]  # the plain model with the weights of ours
-
-    def collate(self, examples: Any, *, seed: int = 0) -> Any:
-        """Return a training batch."""
-        shapes = getattr(self.plan, "shapes", ())
-        return self.task.collate(self.store, examples, shapes=shapes, seed=seed, training=True)
 
 
 def main() -> None:
@@ -118,8 +116,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def load_workload(name: str, options: argparse.Namespace) -> Workload:
     """Return a workload."""
-    settings = ["train.ema_decay=0"]
-    settings += [f"train.batch_tokens={options.batch_tokens}"] * bool(options.batch_tokens)
+    settings = [f"train.batch_tokens={options.batch_tokens}"] * bool(options.batch_tokens)
     config = read_config(recipe=WORKLOADS[name], overrides=settings)
     train = config.train
     task: TrainingTask
@@ -135,46 +132,16 @@ def load_workload(name: str, options: argparse.Namespace) -> Workload:
     return Workload(name, config, task, store, plan, plain)
 
 
-def generate_pairs(count: int) -> list[Record]:
-    """Return pairs as long as those of SICK, with words by Zipf's law."""
-    draw = random.Random(0)
-    records = []
-    for number in range(count):
-        sentences = [
-            " ".join(f"w{int(2000 ** draw.random())}" for _ in range(draw.randint(5, 14)))
-            for _ in range(2)
-        ]
-        fields = {
-            "a": sentences[0],
-            "b": sentences[1],
-            "label": draw.choice(("entailment", "neutral", "contradiction")),
-            "relatedness": draw.randint(10, 50) / 10,
-        }
-        records.append(Record(Path("generated"), number + 1, fields))
-    return records
-
-
 def time_workload(work: Workload, options: argparse.Namespace, device: torch.device) -> None:
     """Time every system; print a line for each and one of JSON."""
     print(f"{work.name} ({WORKLOADS[work.name]}), {device_name(device)}, torch {torch.__version__}")
     rows = []
     for system in options.systems:
         run = time_ours if system == "ours" else time_plain
-        rounds, warmup_seconds = run(system, work, options, device)
-        rates = [options.steps / each for each in rounds]
-        row = {
-            "system": system,
-            "steps_s": statistics.median(rates),
-            "slowest": min(rates),
-            "fastest": max(rates),
-            "warm_up_s": warmup_seconds,
-        }
-        rows.append(row)
-        print(
-            f"{system:16} {row['steps_s']:10,.1f} steps/s  ({min(rates):,.1f} to "
-            f"{max(rates):,.1f}), warm-up {warmup_seconds:.1f} s",
-            flush=True,
-        )
+        times = run(system, work, options, device)
+        rates = [options.steps / each for each in times.seconds]
+        rows.append(median_row(system, rates, times.warmup_seconds, unit="steps"))
+        show_median(rows[-1], unit="steps", width=10, digits=1)
     signature = {
         "device": device_name(device),
         "torch": torch.__version__,
@@ -187,98 +154,54 @@ def time_workload(work: Workload, options: argparse.Namespace, device: torch.dev
 
 def time_ours(
     system: str, work: Workload, options: argparse.Namespace, device: torch.device
-) -> tuple[list[float], float]:
-    """Train with our trainer, reading the clock at the ends of rounds."""
-    began = time.perf_counter()
-    steps = options.steps
-    config = work.config.replace(
-        train={
-            "steps": (WARMUP_ROUNDS + options.rounds) * steps,
-            "epochs": 0.0,
-            "device": options.device,
-            "compile": "on" if device.type == "cuda" and work.name != "pairs" else "off",
-            "checkpoint_every": 10**6,
-            "validate_every": 10**6,
-        }
+) -> RoundTimes:
+    """Train with our trainer."""
+    return time_trainer_rounds(
+        work.task,
+        work.store,
+        work.plan,
+        {"compile": "on" if device.type == "cuda" and work.name != "pairs" else "off"},
+        device,
+        steps=options.steps,
+        warmup_rounds=WARMUP_ROUNDS,
+        rounds=options.rounds,
     )
-    clock: dict[int, float] = {}
-
-    def on_record(record: Mapping[str, Any]) -> None:
-        if "tokens" in record:
-            clock[int(record["step"])] = time.perf_counter()
-
-    torch.manual_seed(1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RunDirectory(Path(folder), keep_checkpoints=1) as run,
-    ):
-        Trainer(
-            model=work.task.build_model().to(device),
-            task=work.task,
-            plan=work.plan,
-            collate=lambda examples, *, seed: work.collate(examples, seed=seed),
-            config=config.train,
-            run=run,
-            width=config.model.width,
-            on_record=on_record,
-        ).fit(resume=False)
-    # The clock is read at log lines, of which every round's last step has one only if it is due.
-    ends = [
-        _interpolate(clock, (WARMUP_ROUNDS + number) * steps)
-        for number in range(options.rounds + 1)
-    ]
-    return [b - a for a, b in itertools.pairwise(ends)], ends[0] - began
-
-
-def _interpolate(clock: Mapping[int, float], step: int) -> float:
-    """Return the time of a step, between those of its nearest log lines."""
-    before = max((each for each in clock if each <= step), default=min(clock))
-    after = min((each for each in clock if each >= step), default=max(clock))
-    if before == after:
-        return clock[before]
-    fraction = (step - before) / (after - before)
-    return clock[before] + fraction * (clock[after] - clock[before])
 
 
 def time_plain(
     system: str, work: Workload, options: argparse.Namespace, device: torch.device
-) -> tuple[list[float], float]:
+) -> RoundTimes:
     """Train the plain model on the same examples."""
-    began = time.perf_counter()
-    train = work.config.train
-    torch.manual_seed(1)
+    began = start_clock(device)
+    config = work.config.train
     model = work.plain(work.task.build_model()).to(device).train()
     if system != "plain":
-        torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]
+        allow_recompiles()
         model.compile()
     optimizer = torch.optim.Adam(
         model.parameters(),
-        lr=train.learning_rate,
-        betas=(train.beta1, train.beta2),
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
         fused=device.type == "cuda",
     )
-    precision = choose_precision(train.precision, device)
-    cursor, seconds, warmup_seconds = Cursor(0, 0), list[float](), 0.0
-    for number in range(WARMUP_ROUNDS + options.rounds):
-        started = time.perf_counter()
-        for _ in range(options.steps):
-            if cursor.batch >= work.plan.batches(cursor.epoch):
-                cursor = Cursor(cursor.epoch + 1, 0)
-            batch = work.collate(work.plan.batch(cursor))
-            batch = batch.pin_memory().to(device) if device.type == "cuda" else batch
-            cursor = Cursor(cursor.epoch, cursor.batch + 1)
-            with precision.autocast(device):
-                loss = work.task.loss(model, batch)
-            (loss.total / len(batch)).backward()
-            if train.max_grad_norm:
-                nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-        if number + 1 == WARMUP_ROUNDS:
-            warmup_seconds = time.perf_counter() - began
-    return seconds[WARMUP_ROUNDS:], warmup_seconds
+    precision = choose_precision(config.precision, device)
+
+    def step(examples: NDArray[np.int64]) -> None:
+        batch = training_batch(work.task, work.store, work.plan, examples)
+        batch = batch.pin_memory().to(device) if device.type == "cuda" else batch
+        with precision.autocast(device):
+            loss = work.task.loss(model, batch)
+        plain_step(loss.total / len(batch), model, optimizer, max_grad_norm=config.max_grad_norm)
+
+    return time_plain_rounds(
+        step,
+        work.plan,
+        device,
+        began=began,
+        steps=options.steps,
+        warmup_rounds=WARMUP_ROUNDS,
+        rounds=options.rounds,
+    )
 
 
 class PlainMAB(nn.Module):
@@ -297,9 +220,9 @@ class PlainMAB(nn.Module):
             self.attention.out_proj.bias.copy_(attention.output.bias)
         residual: Any = ours.self_residual if is_self else ours.cross_residual
         self.is_pre_norm = residual.final_norm
-        self.first_norm = _plain_norm(residual)
-        self.second_norm = _plain_norm(ours.ffn_residual)
-        self.inner, self.outer = _copy_linear(ours.ffn.inner), _copy_linear(ours.ffn.outer)
+        self.first_norm = copy_residual_norm(residual)
+        self.second_norm = copy_residual_norm(ours.ffn_residual)
+        self.inner, self.outer = copy_linear(ours.ffn.inner), copy_linear(ours.ffn.outer)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to (B, S, D)."""
@@ -324,7 +247,7 @@ class PlainSetTransformer(nn.Module):
     def __init__(self, ours: SetTransformer) -> None:
         super().__init__()
         elements: Any = ours.elements
-        self.elements = _copy_linear(elements.linear)
+        self.elements = copy_linear(elements.linear)
         self.encoder = nn.ModuleList()
         for _, block in ours.encoder.blocks():
             if isinstance(block, InducedSetAttentionBlock):
@@ -339,9 +262,9 @@ class PlainSetTransformer(nn.Module):
         self.pooling = PlainMAB(ours.pooling.pool)
         decoder: Any = [] if ours.decoder is None else [b for _, b in ours.decoder.blocks()]
         self.decoder = nn.ModuleList(PlainMAB(block) for block in decoder)
-        self.encoder_norm = _copy_norm(ours.encoder.norm)
-        self.decoder_norm = _copy_norm(ours.pooling_norm or (ours.decoder and ours.decoder.norm))
-        self.output, self.vectors = _copy_linear(ours.output), ours.vectors
+        self.encoder_norm = copy_norm(ours.encoder.norm)
+        self.decoder_norm = copy_norm(ours.pooling_norm or (ours.decoder and ours.decoder.norm))
+        self.output, self.vectors = copy_linear(ours.output), ours.vectors
 
     def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
         """Return the outputs of sets (B, N, F)."""
@@ -359,103 +282,6 @@ class PlainSetTransformer(nn.Module):
             x = block(x, x)
         x = self.decoder_norm(x)
         return self.output(x.flatten(1) if self.vectors == 1 else x)
-
-
-class PlainESIM(nn.Module):
-    """ESIM with packed sequences and two passes of the encoder, with the weights of ours."""
-
-    def __init__(self, ours: PairModel) -> None:
-        super().__init__()
-        interaction = ours.interaction
-        assert isinstance(interaction, ComparedAlignment), "the plain model has co-attention"
-        assert interaction.composition is not None, "the plain model has a composition"
-        self.embedding = nn.Embedding.from_pretrained(ours.embedding.weight.data.clone(), False)
-        self.flags = nn.Embedding.from_pretrained(ours.flag_embedding.weight.data.clone(), False)
-        encoder: Any = next(block for _, block in ours.encoder.blocks())
-        composition: Any = next(block for _, block in interaction.composition.blocks())
-        self.encoder, self.composition = _plain_lstm(encoder.rnn), _plain_lstm(composition.rnn)
-        self.encoder_norm = _plain_norm(encoder.residual)
-        self.encoder_residual = hasattr(encoder.residual, "norm")
-        compare: Any = interaction.compare
-        self.compare = _copy_linear(compare.linears[0])
-        label, score = ours.label_classifier, ours.score_classifier
-        assert label is not None, "the plain model has labels"
-        assert score is not None, "the plain model has scores"
-        self.label, self.score = _plain_classifier(label), _plain_classifier(score)
-        self.dropout = nn.Dropout(ours.stack_input.dropout)
-
-    def forward(self, tokens: Tensor, flags: Tensor, lengths: Tensor) -> PairOutput:
-        """Classify pairs (B, 2, T)."""
-        states, masks = [], []
-        for side in (0, 1):
-            embedded = self.dropout(self.embedding(tokens[:, side]) + self.flags(flags[:, side]))
-            encoded = self.dropout(self._run(self.encoder, embedded, lengths[:, side]))
-            if self.encoder_residual:
-                encoded = self.encoder_norm(embedded + encoded)
-            states.append(encoded)
-            masks.append(
-                torch.arange(tokens.size(2), device=tokens.device) < lengths[:, side].unsqueeze(1)
-            )
-        (a, b), (a_mask, b_mask) = states, masks
-        scores = a @ b.transpose(1, 2)
-        lowest = torch.finfo(scores.dtype).min
-        to_b = scores.masked_fill(~b_mask.unsqueeze(1), lowest).softmax(-1)
-        to_a = scores.transpose(1, 2).masked_fill(~a_mask.unsqueeze(1), lowest).softmax(-1)
-        vectors = []
-        for x, found, mask, side in ((a, to_b @ b, a_mask, 0), (b, to_a @ a, b_mask, 1)):
-            joined = torch.cat([x, found, x - found, x * found], dim=-1)
-            compared = torch.relu(self.compare(self.dropout(joined)))
-            composed = self.dropout(self._run(self.composition, compared, lengths[:, side]))
-            real = mask.unsqueeze(2)
-            mean = (composed * real).sum(1) / lengths[:, side].unsqueeze(1)
-            most = composed.masked_fill(~real, lowest).amax(1)
-            vectors.append(torch.cat([mean, most], dim=-1))
-        u, v = vectors
-        symmetric = torch.cat([(u - v).abs(), u * v], dim=-1)
-        return PairOutput(self.label(torch.cat([u, v, symmetric], dim=-1)), self.score(symmetric))
-
-    @staticmethod
-    def _run(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.size(1))[0]
-
-
-def _plain_norm(residual: Any) -> nn.Module:
-    """Return the norm of a residual connection, or the identity."""
-    return _copy_norm(getattr(residual, "norm", None))
-
-
-def _copy_norm(ours: Any) -> nn.Module:
-    """Return a copy of a layer normalization, or the identity for None."""
-    if ours is None:
-        return nn.Identity()
-    norm = nn.LayerNorm(ours.weight.numel(), eps=ours.eps)
-    norm.load_state_dict(ours.state_dict())
-    return norm
-
-
-def _copy_linear(ours: nn.Linear) -> nn.Linear:
-    copy = nn.Linear(ours.in_features, ours.out_features)
-    copy.load_state_dict(ours.state_dict())
-    return copy
-
-
-def _plain_classifier(ours: MLPHead) -> nn.Sequential:
-    dropout = nn.Dropout(ours.dropout)
-    return nn.Sequential(
-        dropout, _copy_linear(ours.hidden), nn.Tanh(), dropout, _copy_linear(ours.output)
-    )
-
-
-def _plain_lstm(rnn: Any) -> nn.LSTM:
-    """Return a bidirectional LSTM with the weights of ours."""
-    first = rnn.forward_rnn.module
-    lstm = nn.LSTM(first.input_size, first.hidden_size, bidirectional=True, batch_first=True)
-    for side, suffix in ((rnn.forward_rnn, ""), (rnn.backward_rnn, "_reverse")):
-        for name, weight in side.module.named_parameters():
-            getattr(lstm, name + suffix).data = weight.data.clone()
-    lstm.flatten_parameters()
-    return lstm
 
 
 def measure_slopes(options: argparse.Namespace, device: torch.device) -> None:

@@ -15,26 +15,36 @@ import argparse
 import itertools
 import json
 import random
-import statistics
-import tempfile
-import time
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dragoman.checkpoint.run_directory import RunDirectory
+from bench.plain_layers import copy_bilstm, copy_embedding
+from bench.training_throughput import (
+    RoundTimes,
+    allow_recompiles,
+    median_row,
+    plain_step,
+    show_median,
+    start_clock,
+    time_plain_rounds,
+    time_trainer_rounds,
+    training_batch,
+)
 from dragoman.config import Config, read_config
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.models.tagger import TaggingModel
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.training.mixed_precision import choose_precision
-from dragoman.training.trainer import Trainer
 
 TYPES = ("ADJP", "ADVP", "NP", "PP", "SBAR", "VP", "PRT", "LST", "UCP", "CONJP", "INTJ")
 SYSTEMS = ("ours", "plain", "plain, compiled")
@@ -71,19 +81,8 @@ def main() -> None:
         time_system = time_ours if system == "ours" else time_plain
         seconds, warmup_seconds = time_system(system, work, options, device)
         rates = [tokens / each for each in seconds]
-        rows.append(
-            {
-                "system": system,
-                "tokens_s": statistics.median(rates),
-                "slowest": min(rates),
-                "fastest": max(rates),
-                "warm_up_s": warmup_seconds,
-            }
-        )
-        print(
-            f"{system:16} {rows[-1]['tokens_s']:12,.0f} tokens/s  ({min(rates):,.0f} to "
-            f"{max(rates):,.0f}), warm-up {warmup_seconds:.1f} s"
-        )
+        rows.append(median_row(system, rates, warmup_seconds, unit="tokens"))
+        show_median(rows[-1], unit="tokens", width=12, digits=0)
     signature = {
         "device": where,
         "torch": torch.__version__,
@@ -112,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def load_workload(options: argparse.Namespace) -> Workload:
     """Return the task on sentences of a file, or on generated ones."""
-    settings = [f"train.precision={options.precision}", "train.ema_decay=0"]
+    settings = [f"train.precision={options.precision}"]
     settings += [f"model.width={options.width}"] * bool(options.width)
     settings += [f"train.batch_tokens={options.batch_tokens}"] * bool(options.batch_tokens)
     config = read_config(recipe=options.recipe, overrides=settings)
@@ -143,84 +142,55 @@ def generate_sentences(count: int) -> list[Record]:
 
 def time_ours(
     system: str, work: Workload, options: argparse.Namespace, device: torch.device
-) -> tuple[list[float], float]:
-    """Train with our trainer, reading the clock at the ends of epochs."""
-    began = time.perf_counter()
-    plan, task, store = work.plan, work.task, work.store
-    batches = plan.batches(0)
-    config = work.config.replace(
-        train={
-            "steps": (WARMUP_EPOCHS + options.epochs) * batches,
-            "epochs": 0.0,
-            "device": options.device,
-            "checkpoint_every": 10**6,
-            "validate_every": 10**6,
-        }
-    ).train
-    clock: dict[int, float] = {}
-
-    def on_record(record: Mapping[str, Any]) -> None:
-        if "tokens" in record:
-            clock[int(record["step"])] = time.perf_counter()
-
-    torch.manual_seed(1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RunDirectory(Path(folder), keep_checkpoints=1) as run,
-    ):
-        Trainer(
-            model=task.build_model().to(device),
-            task=task,
-            plan=plan,
-            collate=lambda examples, *, seed: task.collate(
-                store, examples, shapes=plan.shapes, seed=seed, training=True
-            ),
-            config=config,
-            run=run,
-            width=work.config.model.width,
-            on_record=on_record,
-        ).fit(resume=False)
-    ends = [clock[(WARMUP_EPOCHS + epoch) * batches] for epoch in range(options.epochs + 1)]
-    return [b - a for a, b in itertools.pairwise(ends)], ends[0] - began
+) -> RoundTimes:
+    """Train with our trainer; a round is an epoch."""
+    return time_trainer_rounds(
+        work.task,
+        work.store,
+        work.plan,
+        {},
+        device,
+        steps=work.plan.batches(0),
+        warmup_rounds=WARMUP_EPOCHS,
+        rounds=options.epochs,
+    )
 
 
 def time_plain(
     system: str, work: Workload, options: argparse.Namespace, device: torch.device
-) -> tuple[list[float], float]:
+) -> RoundTimes:
     """Train the plain model on the same batches."""
-    began = time.perf_counter()
-    train = work.config.train
-    torch.manual_seed(1)
+    began = start_clock(device)
+    config = work.config.train
     model = PlainTagger(work.task.build_model(), dropout=work.config.model.dropout).to(device)
     if system != "plain":
-        torch._dynamo.config.cache_size_limit = 256  # the CRF's loop is compiled for each length
+        allow_recompiles()  # the CRF's loop is compiled for each length
         model.compile()
     optimizer = torch.optim.AdamW(
         model.parameters(),
-        lr=train.learning_rate,
-        betas=(train.beta1, train.beta2),
-        weight_decay=train.weight_decay,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
         fused=device.type == "cuda",
     )
-    precision = choose_precision(train.precision, device)
-    word_dropout = work.config.tag.word_dropout
-    plan, seconds = work.plan, []
-    for epoch in range(WARMUP_EPOCHS + options.epochs):
-        started = time.perf_counter()
-        for examples in plan.epoch(epoch):
-            batch = work.task.collate(work.store, examples, shapes=plan.shapes, training=True)
-            with precision.autocast(device):
-                loss = model(*plain_inputs(batch, device), word_dropout)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - started)
-        if epoch + 1 == WARMUP_EPOCHS:
-            warmup_seconds = time.perf_counter() - began
-    return seconds[WARMUP_EPOCHS:], warmup_seconds
+    precision = choose_precision(config.precision, device)
+    word_dropout, plan = work.config.tag.word_dropout, work.plan
+
+    def step(examples: NDArray[np.int64]) -> None:
+        batch = training_batch(work.task, work.store, plan, examples)
+        with precision.autocast(device):
+            loss = model(*plain_inputs(batch, device), word_dropout)
+        plain_step(loss, model, optimizer, max_grad_norm=config.max_grad_norm)
+
+    return time_plain_rounds(
+        step,
+        plan,
+        device,
+        began=began,
+        steps=plan.batches(0),
+        warmup_rounds=WARMUP_EPOCHS,
+        rounds=options.epochs,
+    )
 
 
 def plain_inputs(batch: TagBatch, device: torch.device) -> tuple[Tensor, ...]:
@@ -240,38 +210,17 @@ class PlainTagger(nn.Module):
         inputs, crf = ours.inputs, ours.tag_output
         assert inputs.words is not None, "words and characters are read"
         assert inputs.characters is not None, "words and characters are read"
-        self.words = nn.Embedding.from_pretrained(inputs.words.weight.data.clone(), freeze=False)
-        letters = inputs.characters.embedding.weight.data.clone()
-        self.characters = nn.Embedding.from_pretrained(letters, freeze=False)
-        character_layers: Any = [inputs.characters.encoder.rnn]
-        self.character_lstm = self._lstm(character_layers, 0.0)
+        self.words = copy_embedding(inputs.words)
+        self.characters = copy_embedding(inputs.characters.embedding)
+        self.character_lstm = copy_bilstm([inputs.characters.encoder.rnn])
         self.projection = inputs.projection or nn.Identity()
-        self.lstm = self._lstm([block.rnn for _, block in ours.encoder.blocks()], dropout)
+        layers: Any = [block.rnn for _, block in ours.encoder.blocks()]
+        self.lstm = copy_bilstm(layers, dropout=dropout)
         self.dropout = nn.Dropout(dropout)
         self.emission = ours.emission
         self.start, self.transitions, self.end = (
             nn.Parameter(part.detach().clone()) for part in crf.scores(ours.emission.weight)
         )
-
-    @staticmethod
-    def _lstm(layers: list[Any], dropout: float) -> nn.LSTM:
-        """Return a bidirectional LSTM with the weights of our layers."""
-        first = layers[0].forward_rnn.module
-        lstm = nn.LSTM(
-            first.input_size,
-            first.hidden_size,
-            num_layers=len(layers),
-            dropout=dropout if len(layers) > 1 else 0.0,
-            bidirectional=True,
-            batch_first=True,
-        )
-        for number, layer in enumerate(layers):
-            for side, suffix in ((layer.forward_rnn, ""), (layer.backward_rnn, "_reverse")):
-                for name, weight in side.module.named_parameters():
-                    target = getattr(lstm, f"{name[:-1]}{number}{suffix}")
-                    target.data = weight.data.clone()
-        lstm.flatten_parameters()
-        return lstm
 
     def forward(
         self,

@@ -72,7 +72,7 @@ def test_the_plain_transformer_xl_computes_what_ours_does(bench: ModuleType) -> 
     ours = task.build_model().eval()
     plain = bench.PlainTransformerXL(task.config, len(task.text)).eval()
     copy_weights(ours, plain)
-    batches = bench.make_batches(task, store, 2, pin=False)
+    batches = bench.make_batches(task, store, 2)
     memory = plain.empty_memory(len(batches[0].examples), CPU)
     with torch.no_grad():
         for number, batch in enumerate(batches):

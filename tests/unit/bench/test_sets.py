@@ -1,4 +1,4 @@
-"""The bench of sets and pairs: plain models are the same models, and slopes are fitted."""
+"""The bench of sets: the plain model is the same model, and slopes are fitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from dragoman.config import read_config
-from dragoman.tasks.sentence_pairs import PairsTask
 from dragoman.tasks.sets import SetsTask
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,21 +36,6 @@ def test_the_plain_set_transformer_has_the_same_outputs(bench: ModuleType, recip
         expected = ours(batch.elements, batch.mask)
         found = plain(batch.elements, batch.mask)
     torch.testing.assert_close(found.view_as(expected), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_the_plain_esim_has_the_same_outputs(bench: ModuleType) -> None:
-    config = read_config(recipe="chen2017", overrides=["model.width=16"])
-    records = bench.generate_pairs(30)
-    task = PairsTask(config, PairsTask.fit_text(config, lambda: iter(records)))
-    torch.manual_seed(0)
-    ours = task.build_model().eval()
-    plain = bench.PlainESIM(ours).eval()
-    batch = task.collate(task.encode(records), np.arange(30))
-    with torch.no_grad():
-        expected = ours(batch.token_ids, batch.flags, batch.lengths)
-        found = plain(batch.token_ids, batch.flags, batch.lengths)
-    for part, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(part, other, atol=1e-4, rtol=1e-4)
 
 
 def test_fitted_slopes_are_exponents(bench: ModuleType) -> None:
