@@ -12,6 +12,7 @@ from dragoman.errors import DragomanError
 MAX_TABLE_ROWS = (
     2048  # of sinusoids: a million positions in a configuration must not take gigabytes
 )
+MAX_TABLE_ELEMENTS = 1 << 23  # 32 MiB: a width that no machine can train costs no time either
 
 
 class RelativePosition(nn.Module):
@@ -89,8 +90,9 @@ class SinusoidalPositions(Positions):
         super().__init__(width=width, max_positions=max_positions)
         # Not on the meta device, even if the model is: loading weights would not fill the table.
         device = torch.get_default_device()
+        rows = min(max_positions, MAX_TABLE_ROWS, max(1, MAX_TABLE_ELEMENTS // width))
         table = (
-            self.compute(0, min(max_positions, MAX_TABLE_ROWS))
+            self.compute(0, rows)
             .float()
             .to("cpu" if device.type == "meta" else device)
         )

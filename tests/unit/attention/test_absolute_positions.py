@@ -11,7 +11,7 @@ from dragoman.attention import (
     SinusoidalPositions,
     masks,
 )
-from dragoman.attention.absolute_positions import NoPositions
+from dragoman.attention.absolute_positions import MAX_TABLE_ELEMENTS, NoPositions
 from dragoman.errors import DragomanError
 
 
@@ -76,6 +76,16 @@ def test_positions_past_the_table_are_computed() -> None:
     torch.testing.assert_close(short.vectors(5, 30), long.vectors(5, 30))
     torch.testing.assert_close(short.vectors(5, 4), long.vectors(5, 4))  # one past the last row
     torch.testing.assert_close(short.vectors(1_000_000, 1), long.vectors(1_000_000, 1))
+
+
+def test_an_absurd_width_makes_no_huge_table() -> None:
+    """It took a hostile run directory seconds to be rejected."""
+    positions = SinusoidalPositions(width=1 << 16, max_positions=1024)
+    assert positions.table.numel() <= MAX_TABLE_ELEMENTS
+    past = positions.vectors(len(positions.table) - 1, 2)
+    assert torch.equal(past[0], positions.table[-1])
+    torch.testing.assert_close(past, positions.compute(len(positions.table) - 1, 2).float())
+    assert len(SinusoidalPositions(width=8192, max_positions=1024).table) == 1024
 
 
 def test_rows_of_the_table_are_read_up_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
