@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from dragoman.recipes.mini_recipe import mini
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +54,6 @@ from dragoman.models.sentence_pair_classifier import (
     PairModel,
     PairOutput,
 )
-from dragoman.recipes.mini_recipe import mini
 from dragoman.tasks.sentence_pairs import PairBatch, PairsTask, score_divergence
 from dragoman.training.torch_compile import configure_backends
 

@@ -91,11 +91,7 @@ class SinusoidalPositions(Positions):
         # Not on the meta device, even if the model is: loading weights would not fill the table.
         device = torch.get_default_device()
         rows = min(max_positions, MAX_TABLE_ROWS, max(1, MAX_TABLE_ELEMENTS // width))
-        table = (
-            self.compute(0, rows)
-            .float()
-            .to("cpu" if device.type == "meta" else device)
-        )
+        table = self.compute(0, rows).float().to("cpu" if device.type == "meta" else device)
         self.register_buffer("table", table, persistent=False)
 
     def compute(self, first: int, count: int) -> Tensor:
