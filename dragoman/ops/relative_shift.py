@@ -65,7 +65,11 @@ def _reference_backward(grad: Tensor) -> Tensor:
 
 
 def _aligned(like: Tensor) -> Tensor:
-    """Return an empty tensor of a shape (..., T, S) whose rows begin at aligned addresses."""
+    """Return an empty tensor of a shape (..., T, S) whose rows begin at aligned addresses.
+
+    Attention kernels read whole vectors, past the end of a row: what fills the tensor also writes
+    zeros behind each row, for a NaN there would spread to the gradients of all queries.
+    """
     keys = like.size(-1)
     return like.new_empty(*like.shape[:-1], -(-keys // ALIGNMENT) * ALIGNMENT)[..., :keys]
 
@@ -106,10 +110,8 @@ def _has_even_rows(x: Tensor) -> bool:
 
 
 def _copy(x: Tensor) -> Tensor:
-    """Copy into aligned rows, as the operator's outputs are declared."""
-    found = _aligned(x)
-    found.copy_(x)
-    return found
+    """Copy into aligned rows, as the operator's outputs are declared, with zeros behind them."""
+    return F.pad(x, (0, -x.size(-1) % ALIGNMENT))[..., : x.size(-1)]
 
 
 def _autograd_backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -169,9 +169,11 @@ class TrainState:
         examples = [int(example) for examples in batch.examples for example in examples]
         named = f"{len(examples):,} example{'' if len(examples) == 1 else 's'}"
         logger.warning(
-            "step %d has a loss or gradient that is not finite and was skipped; "
+            "step %d was skipped: its loss is %.4g, the norm of its gradient %.4g; "
             "log.jsonl lists its %s",
             batch.step,
+            metrics.loss,
+            metrics.grad_norm,
             named,
         )
         record |= {"skipped": True, "examples": examples}

@@ -16,16 +16,20 @@ COLUMNS_PER_PROGRAM = 512
 
 
 def shift(scores: Tensor, bias: Tensor, masked: float) -> None:
-    """Write the causal bias of scores by distance: (..., T, S), both with rows a stride apart."""
+    """Write the causal bias of scores by distance: (..., T, S), both with rows a stride apart.
+
+    The columns between the end of a row of `bias` and the next row are set to zero.
+    """
     queries, keys = scores.shape[-2:]
+    columns = bias.stride(-2)
     with torch.cuda.device_of(scores):
-        _shift_kernel[scores.numel() // max(keys, 1), triton.cdiv(keys, COLUMNS_PER_PROGRAM)](
+        _shift_kernel[scores.numel() // max(keys, 1), triton.cdiv(columns, COLUMNS_PER_PROGRAM)](
             scores,
             bias,
             queries,
             keys,
             scores.stride(-2),
-            bias.stride(-2),
+            columns,
             masked,
             COLUMNS=COLUMNS_PER_PROGRAM,
             num_warps=4,
@@ -59,14 +63,15 @@ def _shift_kernel(
     masked: tl.tensor,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Copy one row, moved left; later positions get the masked value."""
+    """Copy one row, moved left; later positions get the masked value, the columns behind zero."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     back = queries - 1 - (row % queries).to(tl.int32)  # positions after the query
     visible = column < keys - back
     value = tl.load(scores + row * scores_stride + column + back, mask=visible, other=0.0)
     value = tl.where(visible, value, masked.to(value.dtype))
-    tl.store(bias + row * bias_stride + column, value, mask=column < keys)
+    value = tl.where(column < keys, value, 0.0)
+    tl.store(bias + row * bias_stride + column, value, mask=column < bias_stride)
 
 
 @triton.jit
