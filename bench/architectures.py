@@ -74,7 +74,7 @@ def train_architecture(
     from dragoman.models.factory import count_parameters
     from dragoman.runs.auto_config import apply_step_count
     from dragoman.runs.data_preparation import prepare_data
-    from dragoman.runs.final_model import select_weights
+    from dragoman.runs.final_model_and_card import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
     from dragoman.runs.translation_run_builder import TranslationBuilder
     from dragoman.runtime.device import choose_device
@@ -108,8 +108,8 @@ def train_architecture(
         )
         result = trainer.fit(resume=False)
         took = time_budget.elapsed()
-        train_state = trainer.state
-        tokens = train_state.tokens_seen
+        trainer_state = trainer.state
+        tokens = trainer_state.tokens_seen
         weights, chosen = select_weights(run, config)
         del trainer
     torch.cuda.empty_cache()

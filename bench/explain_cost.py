@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dragoman.config import Config, read_config
-from dragoman.explain import explanation_builder, json_format
+from dragoman.explain import explanation_json, translation_explanation_builder
 from dragoman.inference import Translator
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.models.factory import build_model
@@ -32,15 +32,15 @@ GOAL_BYTES = 1_000_000
 # Parts of an explanation: where a function is called from, its name there, and what it does.
 PARTS: list[tuple[Any, str, str]] = [
     (BatchTranslator, "trace_search", "beam search"),
-    (explanation_builder, "capture_pair", "capture: weights, contributions, logits"),
-    (explanation_builder, "_check_capture", "checks: a second pass"),
-    (explanation_builder, "build_steps", "steps"),
-    (explanation_builder, "tokenize_text", "token spans"),
-    (explanation_builder, "summarize_heads", "head labels"),
-    (explanation_builder, "attribute_with_heads", "attribution and estimated effects"),
-    (explanation_builder, "read_logit_lens", "logit lens"),
-    (explanation_builder, "summarize_positions", "positions"),
-    (explanation_builder, "describe_model", "model digest"),
+    (translation_explanation_builder, "capture_pair", "capture: weights, contributions, logits"),
+    (translation_explanation_builder, "_check_capture", "checks: a second pass"),
+    (translation_explanation_builder, "build_steps", "steps"),
+    (translation_explanation_builder, "tokenize_text", "token spans"),
+    (translation_explanation_builder, "summarize_heads", "head labels"),
+    (translation_explanation_builder, "attribute_with_heads", "attribution and estimated effects"),
+    (translation_explanation_builder, "read_logit_lens", "logit lens"),
+    (translation_explanation_builder, "summarize_positions", "positions"),
+    (translation_explanation_builder, "describe_model", "model digest"),
 ]
 
 
@@ -119,7 +119,7 @@ def measure(translator: Translator, text: str, beam: int) -> dict[str, Any]:
             if function is not None:
                 setattr(owner, name, function)
     begin = time.process_time()
-    encoded = json_format.dump_json(explanation.to_dict()).encode()
+    encoded = explanation_json.dump_json(explanation.to_dict()).encode()
     coding = time.process_time() - begin
     rest = whole - sum(seconds.values())
     return {

@@ -9,8 +9,8 @@ import torch
 
 from bench.synthetic_corpus import Corpus
 from dragoman.config import Config
-from dragoman.decoding.padded_batch import group_by_length
-from dragoman.exchange.transformers_runner import quiet_transformers
+from dragoman.data.padding_and_length_groups import group_by_length
+from dragoman.exchange.huggingface_runner import quiet_transformers
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from dragoman.recipes.mini_recipe import mini
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -54,7 +53,8 @@ from dragoman.models.sentence_pair_classifier import (
     PairModel,
     PairOutput,
 )
-from dragoman.tasks.sentence_pairs import PairBatch, PairsTask, score_divergence
+from dragoman.recipes.recipe_miniature import mini
+from dragoman.tasks.sentence_pair_classification import PairBatch, PairsTask, score_divergence
 from dragoman.training.torch_compile import configure_backends
 
 MEMBERS = {"esim": "chen2017", "infersent": "conneau2017"}

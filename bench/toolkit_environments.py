@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.storage.trusted_cache import cache_dir
+from dragoman.storage.trusted_cache_directory import cache_dir
 
 
 class InstallError(Exception):

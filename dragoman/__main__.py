@@ -19,7 +19,7 @@ import threading
 from typing import NoReturn
 
 from dragoman.runtime import signals
-from dragoman.runtime.tolerant_streams import make_tolerant, open_missing_descriptors
+from dragoman.runtime.fault_tolerant_stdio import make_tolerant, open_missing_descriptors
 
 # Commands that save their work when they are stopped; the others keep Python's own Ctrl-C.
 _SAVING = ("train", "demo", "tune")

@@ -85,15 +85,15 @@ _CATALOGUES = {
     "score": "dragoman.attention.catalogue:SCORES",
     "alignment": "dragoman.attention.catalogue:ALIGNMENTS",
     "positions": "dragoman.attention.catalogue:POSITIONS",
-    "norm": "dragoman.layers.catalogue:NORMS",
-    "residual": "dragoman.layers.catalogue:RESIDUALS",
-    "activation": "dragoman.layers.catalogue:ACTIVATIONS",
+    "norm": "dragoman.layers.norm_and_activation_catalogue:NORMS",
+    "residual": "dragoman.layers.norm_and_activation_catalogue:RESIDUALS",
+    "activation": "dragoman.layers.norm_and_activation_catalogue:ACTIVATIONS",
     "block": "dragoman.models.block_catalogue:BLOCKS",
     "optimizer": "dragoman.training.optimizer_and_schedule_catalogue:OPTIMIZERS",
     "schedule": "dragoman.training.optimizer_and_schedule_catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
     "predictor": "dragoman.inference.predictors.catalogue:PREDICTORS",
-    "task": "dragoman.tasks.catalogue:TASKS",
+    "task": "dragoman.tasks.non_translation_catalogue:TASKS",
 }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dragoman.config import Config, ModelConfig, TrainConfig
 from dragoman.config.config import TextConfig
-from dragoman.config.tag import TagConfig
+from dragoman.config.tagging import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.tasks.tagging import TaggingTask
 from dragoman.training.mixed_precision import Precision

@@ -17,7 +17,7 @@ from dragoman.data.labeled_records import Record
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.predictors.catalogue import PREDICTORS
 from dragoman.recipes.recipe_miniature import mini
-from dragoman.tasks.catalogue import TASKS
+from dragoman.tasks.non_translation_catalogue import TASKS
 
 TEXT = "The goal was new. Some bank of the team was old today and it was very new."
 LINES = ["The goal was new.", "Some bank of the old team was here today.", "It was."] * 8

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from dragoman.bundle import Bundle, Card, CardScore, write_bundle
 from dragoman.bundle.card import write_card
-from dragoman.config.directions import Direction, parse_directions
+from dragoman.config.translation_directions import Direction, parse_directions
 from dragoman.errors import DragomanError
 from dragoman.evaluate.translation_confidence import (
     ConfidenceMap,
@@ -35,7 +35,7 @@ from dragoman.evaluate.translation_metrics import (
 )
 from dragoman.exchange.export import export_bundle
 from dragoman.inference import Translation, Translator
-from dragoman.storage.disk_checks import format_bytes
+from dragoman.storage.disk_space_and_errors import format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX, PAGE = ROOT / "dragoman" / "box", ROOT / "docs" / "box.md"

@@ -18,12 +18,10 @@ if TYPE_CHECKING:
         SinusoidalHalvesPositions as SinusoidalHalvesPositions,
     )
     from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
-    from dragoman.attention.attention_mechanism import Attended as Attended
-    from dragoman.attention.attention_mechanism import Mechanism as Mechanism
-    from dragoman.attention.attention_mechanism import (
-        SequenceSelfAttention as SequenceSelfAttention,
-    )
     from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
+    from dragoman.attention.attention_pooling import (
+        MultiDimensionalPooling as MultiDimensionalPooling,
+    )
     from dragoman.attention.attention_pooling import Pooled as Pooled
     from dragoman.attention.attention_pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.attention_pooling import overlap_penalty as overlap_penalty
@@ -34,17 +32,6 @@ if TYPE_CHECKING:
     from dragoman.attention.attention_weight_hooks import find_attentions as find_attentions
     from dragoman.attention.attention_weight_hooks import heads_off as heads_off
     from dragoman.attention.attention_weight_hooks import record as record
-    from dragoman.attention.feature_and_position_gates import FeatureGate as FeatureGate
-    from dragoman.attention.feature_and_position_gates import (
-        MultiDimensionalPooling as MultiDimensionalPooling,
-    )
-    from dragoman.attention.feature_and_position_gates import PositionGate as PositionGate
-    from dragoman.attention.local_alignment import (
-        LocalMonotonicAlignment as LocalMonotonicAlignment,
-    )
-    from dragoman.attention.local_alignment import (
-        LocalPredictiveAlignment as LocalPredictiveAlignment,
-    )
     from dragoman.attention.location_and_coverage import CoverageAlignment as CoverageAlignment
     from dragoman.attention.location_and_coverage import (
         CumulativeLocationAlignment as CumulativeLocationAlignment,
@@ -54,6 +41,12 @@ if TYPE_CHECKING:
     )
     from dragoman.attention.location_and_coverage import coverage_loss as coverage_loss
     from dragoman.attention.lsh import LSHAttention as LSHAttention
+    from dragoman.attention.luong_local_alignment import (
+        LocalMonotonicAlignment as LocalMonotonicAlignment,
+    )
+    from dragoman.attention.luong_local_alignment import (
+        LocalPredictiveAlignment as LocalPredictiveAlignment,
+    )
     from dragoman.attention.monotonic import MochaAlignment as MochaAlignment
     from dragoman.attention.monotonic import MonotonicAlignment as MonotonicAlignment
     from dragoman.attention.multi_head import CrossAttention as CrossAttention
@@ -64,6 +57,11 @@ if TYPE_CHECKING:
     from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
     from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
     from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
+    from dragoman.attention.score_and_alignment_mechanism import Attended as Attended
+    from dragoman.attention.score_and_alignment_mechanism import Mechanism as Mechanism
+    from dragoman.attention.score_and_alignment_mechanism import (
+        SequenceSelfAttention as SequenceSelfAttention,
+    )
     from dragoman.attention.score_functions import AdditiveScore as AdditiveScore
     from dragoman.attention.score_functions import CosineScore as CosineScore
     from dragoman.attention.score_functions import DotScore as DotScore
@@ -78,6 +76,8 @@ if TYPE_CHECKING:
     from dragoman.attention.softmax_and_gumbel_alignment import HardAlignment as HardAlignment
     from dragoman.attention.softmax_and_gumbel_alignment import SmoothedSoftmax as SmoothedSoftmax
     from dragoman.attention.softmax_and_gumbel_alignment import Softmax as Softmax
+    from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
+    from dragoman.attention.softmax_gates import PositionGate as PositionGate
 
 _HOMES = {
     "softmax_and_gumbel_alignment": (
@@ -86,12 +86,11 @@ _HOMES = {
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "feature_and_position_gates": (
+    "softmax_gates": (
         "FeatureGate",
-        "MultiDimensionalPooling",
         "PositionGate",
     ),
-    "local_alignment": (
+    "luong_local_alignment": (
         "LocalMonotonicAlignment",
         "LocalPredictiveAlignment",
     ),
@@ -102,7 +101,7 @@ _HOMES = {
         "coverage_loss",
     ),
     "lsh": ("LSHAttention",),
-    "attention_mechanism": (
+    "score_and_alignment_mechanism": (
         "Attended",
         "Mechanism",
         "SequenceSelfAttention",
@@ -118,6 +117,7 @@ _HOMES = {
     ),
     "attention_pooling": (
         "AttentionPooling",
+        "MultiDimensionalPooling",
         "Pooled",
         "StructuredPooling",
         "overlap_penalty",

@@ -74,6 +74,30 @@ class AttentionPooling(StructuredPooling):
         return Pooled(vectors.squeeze(1), weights.squeeze(1))
 
 
+class MultiDimensionalPooling(nn.Module):
+    r"""Pool a sequence with weights for each feature: a vector of scores for every position.
+
+    .. math:: v_d = \textstyle\sum_s \mathrm{softmax}_s(W_2\, \sigma(W_1 h_s + b_1) + b_2)_{sd}\,
+        h_{sd}
+
+    Shen et al. (2018), "DiSAN", source2token self-attention, sigma being ELU as there.
+    """
+
+    def __init__(self, width: int, *, score_width: int = 0) -> None:
+        super().__init__()
+        self.width = width
+        self.hidden = nn.Linear(width, score_width or width)  # W_1 and b_1
+        self.scores = nn.Linear(score_width or width, width)  # W_2 and b_2
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
+        """Pool (B, S, D) with a mask (B, S) to (B, D); weights are (B, D, S)."""
+        check_sequence(x, self.width, "a sequence to pool")
+        check_key_mask(mask, x.size(0), x.size(1))
+        scores = self.scores(torch.nn.functional.elu(self.hidden(x))).transpose(1, 2)  # (B, D, S)
+        weights = masked_softmax(scores, None if mask is None else mask.unsqueeze(1))
+        return Pooled((weights * x.transpose(1, 2)).sum(dim=2), weights)
+
+
 def overlap_penalty(weights: Tensor, *, rows: Tensor | None = None) -> Tensor:
     r"""Return the overlap penalty (B,) of attention weights (B, R, S).
 

@@ -70,12 +70,12 @@ ALIGNMENTS = Registry(
         traits=("stateful",),
     ),
     local_m=Entry(
-        "dragoman.attention.local_alignment:LocalMonotonicAlignment",
+        "dragoman.attention.luong_local_alignment:LocalMonotonicAlignment",
         "A window that moves by one position per step (Luong, local-m).",
         traits=("stateful",),
     ),
     local_p=Entry(
-        "dragoman.attention.local_alignment:LocalPredictiveAlignment",
+        "dragoman.attention.luong_local_alignment:LocalPredictiveAlignment",
         "A Gaussian window at a position that the query predicts (Luong, local-p).",
         exempt={"rows sum to one": "weights are multiplied by a Gaussian and not renormalized"},
     ),

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.registry import catalogue
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import hash_file
+from dragoman.storage.atomic_and_safe_file_io import hash_file
 
 FORMAT_VERSION = 1
 MANIFEST_KIND = "dragoman bundle"

@@ -18,7 +18,7 @@ from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import open_regular, read_regular
+from dragoman.storage.atomic_and_safe_file_io import open_regular, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,12 +28,12 @@ from dragoman.bundle.reader import (
 )
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
-from dragoman.config.directions import parse_directions
+from dragoman.config.translation_directions import parse_directions
 from dragoman.errors import BundleError, ConfigError
 from dragoman.models.block_validation import count_layers
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_meta_model
-from dragoman.storage.atomic_write import read_regular
+from dragoman.storage.atomic_and_safe_file_io import read_regular
 from dragoman.storage.tensor_files import read_header
 from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers

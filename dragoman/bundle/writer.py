@@ -29,13 +29,18 @@ from dragoman.bundle.non_translation_bundle_loader import (
 from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
-from dragoman.config.device_and_engine_names import check_bundle_quantization
+from dragoman.config.device_engine_and_precision_names import check_bundle_quantization
 from dragoman.errors import BundleError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import FileRecord, sync_directory, temporary_name, write_file
-from dragoman.storage.disk_checks import os_errors_converted, require_writable
+from dragoman.storage.atomic_and_safe_file_io import (
+    FileRecord,
+    sync_directory,
+    temporary_name,
+    write_file,
+)
+from dragoman.storage.disk_space_and_errors import os_errors_converted, require_writable
 from dragoman.storage.int8_quantization import dequantize_tensors, quantize_tensors
 from dragoman.storage.tensor_files import check_finite, write_tensors
 from dragoman.tasks.base import TrainingTask

@@ -1,8 +1,10 @@
 """Read and write checkpoints: safetensors files of the parts or their shards, state.json, manifest.
 
-The tensors come from `training/checkpointer.py`; state.json is `TrainState.state_dict`. A resuming
-run opens the newest intact checkpoint (`RunDirectory.latest`): `open_checkpoint` verifies its files
-by SHA-256 (`verify_files` in `storage/manifest.py`).
+The tensors come from `training/checkpointer.py`. state.json is `TrainerState.state_dict`
+(`training/trainer_state.py`): step, epoch, batch, counters, best metrics, token limits, divergence,
+precision and seconds, and no state of a random generator. A resuming run opens the newest intact
+checkpoint (`RunDirectory.latest`): `open_checkpoint` verifies its files by SHA-256 (`verify_files`
+in `storage/manifest.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 from dragoman.errors import CorruptError, DivergedError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic_write import (
+from dragoman.storage.atomic_and_safe_file_io import (
     FileRecord,
     native_path,
     publish_directory,

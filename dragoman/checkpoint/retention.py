@@ -23,7 +23,7 @@ from dragoman.checkpoint.checkpoint_io import (
 )
 from dragoman.errors import CorruptError
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic_write import (
+from dragoman.storage.atomic_and_safe_file_io import (
     Bytes,
     open_regular,
     publish_directory,
@@ -33,7 +33,7 @@ from dragoman.storage.atomic_write import (
     temporary_name,
     write_file,
 )
-from dragoman.storage.disk_checks import free_disk_bytes
+from dragoman.storage.disk_space_and_errors import free_disk_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from dragoman.checkpoint.training_log import TrainingLog, spell_nonfinite
 from dragoman.errors import CorruptError, DiskError
 from dragoman.storage import fault_injection
 from dragoman.storage import manifest as manifests
-from dragoman.storage.atomic_write import replace_file
-from dragoman.storage.disk_checks import (
+from dragoman.storage.atomic_and_safe_file_io import replace_file
+from dragoman.storage.disk_space_and_errors import (
     DiskFullError,
     format_bytes,
     os_errors_converted,

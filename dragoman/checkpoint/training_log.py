@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import encode_json
-from dragoman.storage.atomic_write import open_run_file
-from dragoman.storage.disk_checks import DISK_FULL_ERRNOS, os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import open_run_file
+from dragoman.storage.disk_space_and_errors import DISK_FULL_ERRNOS, os_errors_converted
 
 # Kept in memory while the disk is full; failing checkpoints end the run long before that.
 _MAX_BUFFERED_BYTES = 1 << 20

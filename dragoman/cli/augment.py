@@ -27,7 +27,7 @@ from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.progress import progress
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, PairFilter
-from dragoman.storage.atomic_write import hash_file
+from dragoman.storage.atomic_and_safe_file_io import hash_file
 from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest
 from dragoman.storage.user_output_files import check_output_file

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.printing import print_result
-from dragoman.storage.disk_checks import require_parent_directory, require_parent_writable
+from dragoman.storage.disk_space_and_errors import require_parent_directory, require_parent_writable
 
 
 def average(
@@ -33,7 +33,7 @@ def average(
     OutputDirectory(out).require_no_run()
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.runs.averaged_model import average_checkpoints
+    from dragoman.runs.checkpoint_average import average_checkpoints
 
     made = average_checkpoints(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)

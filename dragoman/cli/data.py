@@ -20,7 +20,7 @@ from dragoman.cli.options import (
     TgtFieldOption,
     TgtLangOption,
 )
-from dragoman.cli.parallel_corpus_options import open_corpus
+from dragoman.cli.parallel_corpus_opener import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
 from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
@@ -28,8 +28,8 @@ from dragoman.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dragoman.data.labeled_data_checks import RecordReport
     from dragoman.data.parallel_corpus import Corpus
+    from dragoman.data.task_data_checks import RecordReport
 
 MAX_LABELS_SHOWN = 20  # rows of the table of labels; --json has all
 MAX_LINES_SHOWN = 5  # line numbers in a row of the table; --json has all
@@ -211,9 +211,9 @@ def _check_labeled(
     json: bool,
 ) -> None:
     """Check labelled files and print their labels and findings."""
-    from dragoman.data.compressed_files import open_input_file
-    from dragoman.data.labeled_data_checks import READERS, check_labels
+    from dragoman.data.input_files import open_input_file
     from dragoman.data.labeled_records import read_records, read_rows
+    from dragoman.data.task_data_checks import READERS, check_labels
     from dragoman.training.progress_display import open_progress
 
     if task not in READERS:

@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.options import DeviceOption
 from dragoman.cli.printing import print_result, print_table
-from dragoman.storage.disk_checks import require_parent_writable
+from dragoman.storage.disk_space_and_errors import require_parent_writable
 from dragoman.training.progress_display import format_duration
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> b
     """
     from rich.console import Console
 
-    from dragoman.explain.attention_plot import save_attention_map
+    from dragoman.explain.attention_maps import save_attention_map
     from dragoman.explain.terminal_report import render_attention
 
     found = translator.explain(pair.text)

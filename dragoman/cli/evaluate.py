@@ -182,7 +182,7 @@ def _evaluate_task(
 ) -> None:
     """Score a model of another task and print its metrics."""
     from dragoman.bundle.format import read_command, read_task
-    from dragoman.data.compressed_files import open_input_file
+    from dragoman.data.input_files import open_input_file
     from dragoman.training.progress_display import open_progress
 
     if wrong:

@@ -282,7 +282,7 @@ def add_branches_and_ablations(
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.branches_and_head_ablations import add_ablations, list_heads
+        from dragoman.inference.explanation_counterfactuals import add_ablations, list_heads
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")
@@ -391,7 +391,7 @@ def _print_report(
     width = max(MIN_WIDTH, console.width)
     shown = render_report(explanation, kind=kind, layer=layer, head=head, width=width)
     if beam_tree:
-        from dragoman.explain.beam_text import render_beam
+        from dragoman.explain.beam_trace_report import render_beam
 
         shown.append("\n").append_text(render_beam(explanation, width=width))
     console.print(shown, soft_wrap=True, end="")
@@ -406,7 +406,7 @@ def _write_figure(
     head: int | None,
 ) -> None:
     """Write the attention map."""
-    from dragoman.explain.attention_plot import save_attention_views, select_views, title_lines
+    from dragoman.explain.attention_maps import save_attention_views, select_views, title_lines
 
     views = select_views(explanation, kind=kind, layer=layer, head=head)
     if not views:

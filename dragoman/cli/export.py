@@ -10,9 +10,9 @@ import typer
 from dragoman.cli.options import JsonOption, TranslatorArgument
 from dragoman.cli.printing import print_json, print_note, print_result
 from dragoman.cli.progress import progress
-from dragoman.config import device_and_engine_names
+from dragoman.config import device_engine_and_precision_names
 from dragoman.errors import ConfigError, DataError, suggest_name
-from dragoman.storage.disk_checks import require_new_directory, require_parent_directory
+from dragoman.storage.disk_space_and_errors import require_new_directory, require_parent_directory
 
 TARGETS = ("dragoman", "ctranslate2", "huggingface", "onnx")
 
@@ -94,9 +94,9 @@ def export(
         require_parent_directory(out)
         require_new_directory(out)
     if to == "dragoman":
-        device_and_engine_names.check_bundle_quantization(quantization)
+        device_engine_and_precision_names.check_bundle_quantization(quantization)
     elif to == "ctranslate2":
-        device_and_engine_names.check_quantization(quantization)
+        device_engine_and_precision_names.check_quantization(quantization)
     if (src is None) != (ref is None):
         raise ConfigError([f"--src and --ref go together; found only {src or ref}; pass both"])
     if check is not None and src is not None:

@@ -10,7 +10,7 @@ import typer
 from dragoman.cli.options import JsonOption
 from dragoman.cli.printing import print_json, print_note, print_result
 from dragoman.errors import BundleError
-from dragoman.storage.disk_checks import require_new_directory
+from dragoman.storage.disk_space_and_errors import require_new_directory
 
 
 def import_(

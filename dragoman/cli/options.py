@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.printing import print_note, show_notes
 from dragoman.cli.progress import is_terminal
-from dragoman.config import device_and_engine_names
+from dragoman.config import device_engine_and_precision_names
 from dragoman.errors import BundleError, ConfigError
 
 SAMPLING_PANEL = "Sampling"
@@ -114,7 +114,7 @@ def check_run(context: typer.Context, path: Path) -> Path:
 
 def check_text(context: typer.Context, path: Path | None) -> Path | None:
     """Raise DataError unless a regular file can be opened."""
-    from dragoman.data.compressed_files import open_input_file
+    from dragoman.data.input_files import open_input_file
 
     if path is not None and not context.resilient_parsing:
         open_input_file(path).close()
@@ -234,7 +234,7 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         help="Device: auto, cpu, cuda, cuda:1 or mps.",
-        callback=_name_callback(device_and_engine_names.check_device),
+        callback=_name_callback(device_engine_and_precision_names.check_device),
     ),
 ]
 EngineOption = Annotated[
@@ -243,7 +243,7 @@ EngineOption = Annotated[
         "--engine",
         help="Inference engine: auto (the fastest one with the same precision and search, measured "
         "once), native, ctranslate2 or ctranslate2-int8.",
-        callback=_name_callback(device_and_engine_names.check_engine),
+        callback=_name_callback(device_engine_and_precision_names.check_engine),
     ),
 ]
 PrecisionOption = Annotated[
@@ -254,7 +254,7 @@ PrecisionOption = Annotated[
         "lower); "
         "on a GPU float16 or bfloat16. Default: float16 on GPUs that support it, else float32.",
         show_default=False,
-        callback=_name_callback(device_and_engine_names.check_precision),
+        callback=_name_callback(device_engine_and_precision_names.check_precision),
     ),
 ]
 ShortlistOption = Annotated[

@@ -25,7 +25,7 @@ from dragoman.cli.options import (
     TgtLangOption,
     ToOption,
 )
-from dragoman.cli.parallel_corpus_options import open_corpus
+from dragoman.cli.parallel_corpus_opener import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.errors import DataError

@@ -1,4 +1,7 @@
-"""`dragoman translate`: translate raw text line by line."""
+"""`dragoman translate`: translate raw text line by line.
+
+Options that other commands share are in cli/options.py, defaults of the search in config/config.py.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ from dragoman.cli.options import (
 from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.printing import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
-from dragoman.config.device_and_engine_names import check_utility
+from dragoman.config.device_engine_and_precision_names import check_utility
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.user_output_files import check_output_file, open_output
 

@@ -16,7 +16,7 @@ from dragoman.cli.printing import (
     print_table,
 )
 from dragoman.errors import CorruptError
-from dragoman.storage.disk_checks import format_bytes
+from dragoman.storage.disk_space_and_errors import format_bytes
 
 
 def verify(

@@ -10,20 +10,20 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dragoman.config.classify import ClassifyConfig
-from dragoman.config.directions import (
+from dragoman.config.classification import ClassifyConfig
+from dragoman.config.language_model import LanguageConfig
+from dragoman.config.model import ModelConfig
+from dragoman.config.sentence_pair_classification import PairsConfig
+from dragoman.config.setting_aliases import RENAMED_SETTINGS, SETTING_BY_SYNONYM
+from dragoman.config.setting_declaration import Paths, list_settings, setting
+from dragoman.config.tagging import TagConfig
+from dragoman.config.train import TrainConfig
+from dragoman.config.translation_directions import (
     direction_problems,
     file_language_problems,
     parse_directions,
 )
-from dragoman.config.language_model import LanguageConfig
-from dragoman.config.model import ModelConfig
-from dragoman.config.renamed_settings import RENAMED_SETTINGS, SETTING_BY_SYNONYM
-from dragoman.config.sentence_pairs import PairsConfig
-from dragoman.config.sets import SetsConfig
-from dragoman.config.setting_declaration import Paths, list_settings, setting
-from dragoman.config.tag import TagConfig
-from dragoman.config.train import TrainConfig
+from dragoman.config.unordered_sets import SetsConfig
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.registry import import_object
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from dragoman.config.config import SECTIONS, TASK_STACKS, TRANSLATE, Config, suggest_setting
-from dragoman.config.renamed_settings import rename_old_settings
+from dragoman.config.setting_aliases import rename_old_settings
 from dragoman.config.setting_declaration import Field, Paths, convert_value, list_settings
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.registry import catalogue

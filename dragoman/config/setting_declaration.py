@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.config.renamed_settings import RENAMED_VALUES
+from dragoman.config.setting_aliases import RENAMED_VALUES
 from dragoman.errors import suggest_name
 from dragoman.registry import catalogue
 

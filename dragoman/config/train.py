@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dragoman.config.device_and_engine_names import device_problem
+from dragoman.config.device_engine_and_precision_names import device_problem
 from dragoman.config.setting_declaration import setting
 
 

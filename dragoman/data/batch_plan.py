@@ -63,7 +63,8 @@ class Plan(Protocol):
 class BatchPlan:
     """Plans the micro-batches of every epoch from the lengths in tokens, without BOS and EOS.
 
-    `batch_tokens` limits the padded tokens of the longer side; a longer pair forms its own batch.
+    `batch_tokens` limits the padded tokens of the longer side (`BatchShape.rows` in
+    bucket_shapes.py); a longer pair forms its own batch.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 `corpus_checks.py` decides on the lines, such as those with an outlying length ratio. Whatever is
 cleaned, training leaves out pairs of more than `data.max_length` tokens: `_StoreWriter.add` in
-`store_builder.py`.
+`token_store_builder.py`.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config.config import DataConfig
-from dragoman.data.compressed_files import file_sha256
+from dragoman.data.input_files import file_sha256
 from dragoman.data.parallel_corpus import Corpus
-from dragoman.data.store_builder import BuildProgress, StoreReport, build_store
+from dragoman.data.token_store_builder import BuildProgress, StoreReport, build_store
 from dragoman.errors import CorruptError
-from dragoman.storage.atomic_write import hash_file
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import hash_file
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.manifest import canonical_json, read_manifest
-from dragoman.storage.trusted_cache import cache_dir
+from dragoman.storage.trusted_cache_directory import cache_dir
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import PAD
 

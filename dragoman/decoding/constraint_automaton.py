@@ -50,7 +50,7 @@ from dragoman.decoding.regex_to_dfa import (
     collect_sets,
     whitespace,
 )
-from dragoman.decoding.token_characters import (
+from dragoman.decoding.token_surface_forms import (
     NEVER_WRITTEN,
     SURROGATES,
     TokenCharacters,

@@ -1,6 +1,6 @@
 """Consistency checks of a model, each with its error and tolerance."""
 
-from dragoman.doctor.check_list import CHECKS, run_checks
+from dragoman.doctor.check_catalogue import CHECKS, run_checks
 from dragoman.doctor.check_result import CheckResult
 from dragoman.doctor.model_under_test import ModelUnderTest, load_model_under_test
 from dragoman.doctor.non_translation_model_checks import TaskModelUnderTest, run_task_checks

@@ -17,13 +17,13 @@ from dragoman.bundle.golden_vectors import read_golden_cases
 from dragoman.bundle.reader import read_expected_tensors
 from dragoman.bundle.translation_bundle_loader import build_loaded_model, expected_weights
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.doctor.check_result import NotApplicableError
-from dragoman.doctor.external_export_engines import open_export
+from dragoman.doctor.export_directory_engines import open_export
 from dragoman.errors import BundleError, DragomanError
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import open_engine

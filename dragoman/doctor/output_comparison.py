@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.doctor.check_result import Measurement
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

@@ -1,7 +1,7 @@
 """Export to CTranslate2: convert a Transformer's weights and settings to its model format.
 
 A setting that CTranslate2 cannot express raises an error with the reason. The export is compared
-with our log-probabilities before it is published (`dragoman.exchange.parity`).
+with our log-probabilities before it is published (`dragoman.exchange.export_parity`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from dragoman.attention.absolute_positions import LearnedPositions
 from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeKeys, T5RelativeBias
 from dragoman.config import Config
-from dragoman.config.device_and_engine_names import check_quantization
+from dragoman.config.device_engine_and_precision_names import check_quantization
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_spec_reader import (
+from dragoman.exchange.transformer_export_spec import (
     StackSpec,
     TransformerSpec,
     embedding_table,
@@ -32,7 +32,7 @@ from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, RM
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer_blocks import TransformerLayer
 from dragoman.runtime.optional_packages import require_packages
-from dragoman.storage.atomic_write import native_path
+from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
 

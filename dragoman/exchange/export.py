@@ -13,16 +13,19 @@ import torch
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.bundle.format import require_bundle
 from dragoman.bundle.translation_bundle_loader import build_loaded_model
-from dragoman.config.device_and_engine_names import check_bundle_quantization, check_quantization
-from dragoman.config.directions import parse_directions
+from dragoman.config.device_engine_and_precision_names import (
+    check_bundle_quantization,
+    check_quantization,
+)
+from dragoman.config.translation_directions import parse_directions
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.evaluate.translation_metrics import check_aligned
 from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
+from dragoman.exchange.export_parity import Parity, compare_engine, compare_texts
 from dragoman.exchange.export_readme import write_readme
 from dragoman.exchange.huggingface_export import save_hugging_face
+from dragoman.exchange.huggingface_runner import TransformersRunner
 from dragoman.exchange.onnx_export import raising_export_errors, save_onnx
-from dragoman.exchange.parity import Parity, compare_engine, compare_texts
-from dragoman.exchange.transformers_runner import TransformersRunner
 from dragoman.inference import NativeEngine
 from dragoman.inference.exported_engine_files import (
     ENGINES_DIRECTORY,
@@ -32,7 +35,7 @@ from dragoman.inference.exported_engine_files import (
     require_replaceable,
 )
 from dragoman.runtime.optional_packages import require_packages
-from dragoman.storage.disk_checks import require_disk_space, require_new_directory
+from dragoman.storage.disk_space_and_errors import require_disk_space, require_new_directory
 from dragoman.storage.int8_quantization import dequantize_tensors, quantize_tensors
 
 MIN_EQUAL_FLOAT32, MIN_EQUAL_QUANTIZED = (

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dragoman.bundle import Bundle
-from dragoman.exchange.transformer_spec_reader import marian_language_code
+from dragoman.exchange.transformer_export_spec import marian_language_code
 from dragoman.text.special_tokens import language_tag
 
 _PACKAGES = {

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions
 from dragoman.errors import BundleError, CorruptError
-from dragoman.storage.atomic_write import native_path, open_regular
-from dragoman.storage.disk_checks import format_bytes
+from dragoman.storage.atomic_and_safe_file_io import native_path, open_regular
+from dragoman.storage.disk_space_and_errors import format_bytes
 from dragoman.storage.manifest import corrupt_file_error, read_json
 from dragoman.storage.tensor_files import TensorInfo, read_header
 from dragoman.text.special_tokens import SPECIAL_TOKENS

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
 from dragoman.config import Config
+from dragoman.exchange.huggingface_runner import quiet_transformers
 from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face
-from dragoman.exchange.transformer_spec_reader import (
+from dragoman.exchange.transformer_export_spec import (
     TransformerSpec,
     embedding_table,
     export_problem,
@@ -28,11 +29,10 @@ from dragoman.exchange.transformer_spec_reader import (
     raise_problems,
     read_transformer_spec,
 )
-from dragoman.exchange.transformers_runner import quiet_transformers
 from dragoman.layers.feed_forward import GELU, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.storage.atomic_write import native_path
+from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 

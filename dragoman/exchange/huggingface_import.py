@@ -24,6 +24,7 @@ from dragoman.bundle.translation_bundle_loader import expected_weights
 from dragoman.config import Config, from_dict, to_dict
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError, DragomanError
 from dragoman.exchange.export import golden_texts, new_directory_path, require_close_log_probs
+from dragoman.exchange.export_parity import Parity, compare_texts
 from dragoman.exchange.huggingface_directory_reader import (
     ACTIVATIONS,
     RETRY_HINT,
@@ -33,13 +34,12 @@ from dragoman.exchange.huggingface_directory_reader import (
     read_sentencepiece,
     read_vocabulary,
 )
+from dragoman.exchange.huggingface_runner import TransformersRunner
 from dragoman.exchange.huggingface_weight_names import from_hugging_face
-from dragoman.exchange.parity import Parity, compare_texts
-from dragoman.exchange.transformers_runner import TransformersRunner
 from dragoman.runtime.optional_packages import is_installed
-from dragoman.storage.atomic_write import staged_directory
-from dragoman.storage.disk_checks import os_errors_converted
-from dragoman.text.imported_tokenizer import ImportedTokenizer
+from dragoman.storage.atomic_and_safe_file_io import staged_directory
+from dragoman.storage.disk_space_and_errors import os_errors_converted
+from dragoman.text.marian_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import (
     NORMALIZATION_FORMS,
     TOKENIZER_ALGORITHMS,

@@ -30,10 +30,10 @@ from dragoman.exchange.onnx_graphs import (
     example_state,
     find_state_tensors,
 )
-from dragoman.exchange.transformer_spec_reader import NATIVE_HINT, require_two_stacks
+from dragoman.exchange.transformer_export_spec import NATIVE_HINT, require_two_stacks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.optional_packages import require_packages
-from dragoman.storage.atomic_write import native_path
+from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 ENCODER, DECODER_STEP, DESCRIPTION = "encoder.onnx", "decoder_step.onnx", "model.json"

@@ -11,7 +11,7 @@ import numpy as np
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.exchange.onnx_export import DECODER_STEP, DESCRIPTION, ENCODER
-from dragoman.storage.atomic_write import native_path
+from dragoman.storage.atomic_and_safe_file_io import native_path
 
 
 class OnnxRuntimeEngine:

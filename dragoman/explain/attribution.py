@@ -33,13 +33,13 @@ from dragoman.attention.softmax_and_gumbel_alignment import Alignment
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution, is_cross_attention
 from dragoman.explain.head_ablation import head_estimates
-from dragoman.explain.teacher_forcing import (
+from dragoman.explain.teacher_forced_gradients import (
     TargetGradients,
     TeacherForcedPair,
     attention_parts,
     target_gradients,
 )
-from dragoman.layers.embedding import Embedding
+from dragoman.layers.embedding_and_output_projection import Embedding
 from dragoman.models.prefix_language_model import PrefixLM
 
 GRADIENT_METHODS = ("attention_x_gradient", "input_x_gradient")  # from one backward pass per token

@@ -1,8 +1,8 @@
 """Explanation: one output of a model with everything that can be seen of how it came about.
 
-The arrays are exact float32 and integer arrays. The JSON form (`json_format.py`, documented field
-by field in `docs/explanation.md`) is quantized and stays within a budget of bytes. This module
-imports no torch: an explanation that was read from a file can be shown without it.
+The arrays are exact float32 and integer arrays. The JSON form (`explanation_json.py`, documented
+field by field in `docs/explanation.md`) is quantized and stays within a budget of bytes. This
+module imports no torch: an explanation that was read from a file can be shown without it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Ablation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values, as in `Explanation.ablations`."""
-        from dragoman.explain.json_format import encode_step, encode_text
+        from dragoman.explain.explanation_json import encode_step, encode_text
 
         return {
             "off": list(self.off),
@@ -291,7 +291,7 @@ class Explanation:
         The same request to the same model gives the same digest; one that was read from JSON keeps
         the digest it was written with.
         """
-        from dragoman.explain.json_format import compute_digest
+        from dragoman.explain.explanation_json import compute_digest
 
         return self.stored_digest or compute_digest(self)
 
@@ -307,20 +307,20 @@ class Explanation:
 
         What does not fit is pooled or left out, and `limits` lists what.
         """
-        from dragoman.explain.json_budget import encode_explanation
+        from dragoman.explain.explanation_json_limit import encode_explanation
 
         return encode_explanation(self, budget)
 
     def to_json(self, budget: int | None = DEFAULT_BUDGET) -> str:
         """Return everything as one JSON object; non-ASCII text is not escaped."""
-        from dragoman.explain.json_format import dump_json
+        from dragoman.explain.explanation_json import dump_json
 
         return dump_json(self.to_dict(budget))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Explanation:
         """Return the explanation of a JSON object; raise DataError for another format."""
-        from dragoman.explain.json_format import decode_explanation
+        from dragoman.explain.explanation_json import decode_explanation
 
         return decode_explanation(values)
 

@@ -1,6 +1,6 @@
 """Explanations of the tasks besides translation, made from one input that can be run again.
 
-A `TaskInput` (`non_translation_inputs/task_input.py`) is run with its attentions recorded, with
+A `TaskInput` (`task_inputs/base.py`) is run with its attentions recorded, with
 parts switched off, and with gradients; everything in the explanation comes from such passes.
 """
 
@@ -25,6 +25,7 @@ from dragoman.attention.attention_weight_hooks import (
     record,
 )
 from dragoman.errors import ConfigError, suggest_name
+from dragoman.explain.attention_head_roles import summarize_heads
 from dragoman.explain.explanation import (
     Ablation,
     Attribution,
@@ -32,8 +33,7 @@ from dragoman.explain.explanation import (
     HeadSummary,
     Step,
 )
-from dragoman.explain.head_role_labels import summarize_heads
-from dragoman.explain.non_translation_inputs.task_input import (
+from dragoman.explain.task_inputs.base import (
     INPUT_X_GRADIENT,
     INTEGRATED_GRADIENTS,
     OCCLUSION,

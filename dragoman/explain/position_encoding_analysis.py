@@ -43,11 +43,11 @@ from dragoman.explain.figure_style import (
     figure_style,
     save_figure,
 )
-from dragoman.explain.teacher_forcing import TeacherForcedPair
+from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
 from dragoman.layers.convs2s import GatedConvolution
 from dragoman.layers.rnn import RNN, SlicedRNN
+from dragoman.models.block_stack import Stack
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.stack import Stack
 
 MAX_POSITIONS = 128  # of the similarity
 MAX_DISTANCE = 32  # of the curves

@@ -15,7 +15,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from dragoman.errors import escape_unprintable
-from dragoman.explain.attention_plot import (
+from dragoman.explain.attention_head_roles import rank_correlation
+from dragoman.explain.attention_maps import (
     CLASS_TASKS,
     AttentionView,
     join_words,
@@ -26,7 +27,6 @@ from dragoman.explain.attention_plot import (
     word_texts,
 )
 from dragoman.explain.explanation import AttentionWeights, Explanation, Step, check_labels
-from dragoman.explain.head_role_labels import rank_correlation
 
 SPACE_SIGN, NEWLINE_SIGN = "␣", "↵"
 _SHADES = " ░▒▓█"

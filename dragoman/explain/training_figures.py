@@ -20,7 +20,7 @@ from dragoman.explain.figure_style import (
     use_log_scale,
     warn_about_glyphs,
 )
-from dragoman.storage.atomic_write import open_run_file
+from dragoman.storage.atomic_and_safe_file_io import open_run_file
 
 MAX_POINTS = 2000  # more cannot be resolved
 _MAX_VALUE = 1e30

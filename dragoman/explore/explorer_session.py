@@ -17,7 +17,7 @@ import numpy as np
 from dragoman.bundle import format as layout
 from dragoman.errors import DragomanError
 from dragoman.explain.explanation import Explanation
-from dragoman.explore.model_worker import REQUEST_SECONDS, ModelWorker
+from dragoman.explore.model_thread import REQUEST_SECONDS, ModelWorker
 from dragoman.explore.request_parsing import (
     MAX_BEAM,
     MAX_BODY_BYTES,
@@ -259,7 +259,7 @@ class ExplorerSession:
 
     def attribute(self, entry: StoredExplanation, body: dict[str, Any]) -> dict[str, Any]:
         """Return the attribution of another method and its tensors."""
-        from dragoman.explain.json_format import encode_tensor
+        from dragoman.explain.explanation_json import encode_tensor
 
         predictor = self._require_own(entry)
         method = read_attribute_request(body)

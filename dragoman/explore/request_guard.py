@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dragoman.explore.model_worker import WorkCancelledError
+from dragoman.explore.model_thread import WorkCancelledError
 from dragoman.explore.request_parsing import RequestError
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dragoman.explore.explorer_session import ExplorerSession, StoredExplanation
-from dragoman.explore.model_worker import (
+from dragoman.explore.model_thread import (
     REQUEST_SECONDS,
     Cancellation,
     WorkCancelledError,

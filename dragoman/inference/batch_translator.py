@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import group_by_length
 from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_automaton import (
     CompiledConstraints,
@@ -23,13 +24,12 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat import NoRepeatNgram
-from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy, TokenConstraints
-from dragoman.decoding.token_characters import TokenCharacters
+from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.attention_capture import align_batch
+from dragoman.explain.attention_and_logit_capture import align_batch
 from dragoman.explain.explanation import AttentionWeights
-from dragoman.explain.explanation_builder import TracedSearch
+from dragoman.explain.translation_explanation_builder import TracedSearch
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.line_segments import Segment

@@ -1,6 +1,6 @@
 """Select and open the engine that runs a bundle: native, or an exported one that is trusted.
 
-Whether the native engine runs C++ kernels or PyTorch on a CPU: `cpu/model_conversion.py`.
+Whether the native engine runs C++ kernels or PyTorch on a CPU: `cpu/cpu_engine_conversion.py`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import NamedTuple
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.config.device_and_engine_names import check_engine, check_precision
+from dragoman.config.device_engine_and_precision_names import check_engine, check_precision
 from dragoman.data.parallel_corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
-from dragoman.inference.cpu.model_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
-from dragoman.inference.engine_benchmark import select_fastest_engine
+from dragoman.inference.engine_comparison import select_fastest_engine
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.engine_trust import is_trusted, require_trial
 from dragoman.inference.exported_engine_files import (
     ENGINE_NAMES,
     ENGINES_DIRECTORY,
@@ -31,6 +30,7 @@ from dragoman.inference.exported_engine_files import (
     verify_engine,
 )
 from dragoman.inference.native_engine import NativeEngine
+from dragoman.inference.untrusted_engine_trial import is_trusted, require_trial
 from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`engine_trust.py`). An engine requested by name is tried in a child process first if it
-    is not trusted. For a damaged one a warning is logged, and another one is used.
+    trusted (`untrusted_engine_trial.py`). An engine requested by name is tried in a child process
+    first if it is not trusted. For a damaged one a warning is logged, and another one is used.
     """
     if requested == "native":
         return None

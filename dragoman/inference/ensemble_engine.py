@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dragoman.bundle import Bundle
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import REFERENCE_BACKEND, SearchRequest
 from dragoman.errors import BundleError, ConfigError, DivergedError
 from dragoman.inference.cuda.cuda_backend import EagerSearchBackend

@@ -18,9 +18,9 @@ from dragoman._version import __version__
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
 from dragoman.errors import BundleError, CorruptError, DragomanError
-from dragoman.inference.engine_trust import record_trust
+from dragoman.inference.untrusted_engine_trial import record_trust
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import (
+from dragoman.storage.atomic_and_safe_file_io import (
     FileRecord,
     hash_file,
     open_regular,
@@ -29,7 +29,7 @@ from dragoman.storage.atomic_write import (
     sync_directory,
     temporary_name,
 )
-from dragoman.storage.disk_checks import (
+from dragoman.storage.disk_space_and_errors import (
     os_errors_converted,
     require_new_directory,
     require_parent_writable,

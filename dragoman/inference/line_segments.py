@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dragoman.config.directions import Direction
+from dragoman.config.translation_directions import Direction
 from dragoman.errors import DataError
 from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text.sentence_splitter import SplitText, split_long_text

@@ -20,8 +20,8 @@ from dragoman.attention import attention_weight_hooks
 from dragoman.attention.attention_weight_hooks import RecordableAttention, edit, find_attentions
 from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import (
     REFERENCE_BACKEND,
     SearchBackend,
@@ -30,9 +30,9 @@ from dragoman.decoding.search_interface import (
 )
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
-from dragoman.inference.cpu.model_conversion import FLOAT32, TokenPair, convert_model
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, TokenPair, convert_model
+from dragoman.inference.cpu.packed_torch_transformer import TorchTransformer, has_finite_weights
 from dragoman.inference.cpu.shortlist import Shortlist
-from dragoman.inference.cpu.torch_transformer import TorchTransformer, has_finite_weights
 from dragoman.inference.cuda.cuda_backend import CudaBackend, EagerSearchBackend
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.sentencepiece_tokenizer import Tokenizers

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.storage.atomic_write import replace_file, sync_directory
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import replace_file, sync_directory
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.manifest import canonical_json, read_json
 
 METHODS = ("back-translation", "forward-translation", "distillation")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.config import DecodeConfig, list_settings
-from dragoman.config.device_and_engine_names import utility_problem
+from dragoman.config.device_engine_and_precision_names import utility_problem
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.greedy import GreedySearch

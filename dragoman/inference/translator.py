@@ -14,9 +14,9 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.bundle.format import model_paths
 from dragoman.config import Config
-from dragoman.config.directions import Direction
+from dragoman.config.translation_directions import Direction
+from dragoman.data.padding_and_length_groups import group_by_length
 from dragoman.data.parallel_corpus import ParallelFiles
-from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
@@ -24,8 +24,8 @@ from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
+from dragoman.inference.explainable_translator import TranslationExplainer
 from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
-from dragoman.inference.language_direction_choice import DirectionChooser
 from dragoman.inference.line_segments import (
     Segment,
     SegmentedLine,
@@ -34,7 +34,7 @@ from dragoman.inference.line_segments import (
     split_lines,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.translation_explainer import TranslationExplainer
+from dragoman.inference.source_language_detection import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.inference.translation_result import Translation, add_confidence
 from dragoman.inference.translation_scoring import PairScore, score_pairs

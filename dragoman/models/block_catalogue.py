@@ -12,7 +12,7 @@ BLOCKS = Registry(
         options="dragoman.models.block_options:TransformerOptions",
     ),
     conv=Entry(
-        "dragoman.models.convolution_blocks:ConvolutionLayer",
+        "dragoman.models.convs2s_blocks:ConvolutionLayer",
         "Gated convolution, in a decoder with attention (ConvS2S).",
         options="dragoman.models.block_options:ConvolutionOptions",
     ),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
 
 from dragoman.config import ModelConfig, list_settings
-from dragoman.config.renamed_settings import RENAMED_OPTION_VALUES, RENAMED_OPTIONS
+from dragoman.config.setting_aliases import RENAMED_OPTION_VALUES, RENAMED_OPTIONS
 from dragoman.config.setting_declaration import Field, convert_value, describe_type, setting
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.models.block_catalogue import BLOCKS

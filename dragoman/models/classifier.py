@@ -1,7 +1,7 @@
 """Text classifiers: an encoder with pooling, filters over words, n-grams, and one output layer.
 
 `ClassifierModel` is the interface. `SequenceClassifier` reads tokens (B, T); the classifier of
-documents as sentences of words is in `document_classifier.py`.
+documents as sentences of words is in `hierarchical_classifier.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dragoman.attention.attention_pooling import (
     StructuredPooling,
     overlap_penalty,
 )
-from dragoman.attention.feature_and_position_gates import FeatureGate
+from dragoman.attention.softmax_gates import FeatureGate
 from dragoman.config import ModelConfig
-from dragoman.config.classify import ClassifyConfig
-from dragoman.layers.embedding import StackInput
+from dragoman.config.classification import ClassifyConfig
+from dragoman.layers.embedding_and_output_projection import StackInput
 from dragoman.layers.label_wise_attention import (
     LabelAttention,
     LabelNames,
@@ -37,17 +37,17 @@ from dragoman.layers.sequence_pooling import (
     MaxPooling,
     MeanPooling,
 )
-from dragoman.layers.text_classifier_layers import (
+from dragoman.layers.text_classifier_features import (
     FilterBank,
     NgramBag,
     OneHotFilterBank,
     WordEmbedding,
 )
+from dragoman.models.block_stack import Stack
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
-from dragoman.models.stack import Stack
 from dragoman.text.special_tokens import UNK
 
 # Of the n-grams' logits, so that one learning rate suits them and an encoder: found with Adam at
@@ -341,7 +341,9 @@ def build_classifier(
 ) -> ClassifierModel:
     """Build a classifier with weights initialized from torch's random number generator."""
     if classify.hierarchical:
-        from dragoman.models.document_classifier import DocumentClassifier  # imports this module
+        from dragoman.models.hierarchical_classifier import (
+            DocumentClassifier,  # imports this module
+        )
 
         return DocumentClassifier(model, classify, sizes)
     return SequenceClassifier(model, classify, sizes)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.reinforce_alignment import ReinforceAlignment
-from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
+from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection, StackInput
+from dragoman.models.block_stack import Stack
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.stack import Stack
 
 
 class DecoderOutput(NamedTuple):

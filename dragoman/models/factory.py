@@ -14,16 +14,21 @@ from dragoman.attention.absolute_positions import Positions
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.convs2s import ConvS2SLinear, WeightNormWeight
-from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
+from dragoman.layers.embedding_and_output_projection import (
+    Embedding,
+    OutputProjection,
+    SegmentInput,
+    StackInput,
+)
 from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_list_parser import parse_blocks
+from dragoman.models.block_stack import Stack
 from dragoman.models.block_validation import resolve_block, stack_problems
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.prefix_language_model import PrefixLM
-from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
 
 

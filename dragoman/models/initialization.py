@@ -19,7 +19,7 @@ from torch import nn
 
 from dragoman.attention.multi_head import CrossAttention, MultiHead
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.models.stack import Stack
+from dragoman.models.block_stack import Stack
 
 
 def initialize_weights(

@@ -19,10 +19,11 @@ from dragoman import ops
 from dragoman.attention.relative_positions import TransformerXLBias
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
-from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
+from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection, StackInput
 from dragoman.models.base_block import ExtendOutput
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_list_parser import parse_blocks
+from dragoman.models.block_stack import Stack
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import DecoderOutput
@@ -30,7 +31,6 @@ from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
-from dragoman.models.stack import Stack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.attention_weight_hooks import RecordableAttention
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.models.stack import Stack
+from dragoman.models.block_stack import Stack
 
 SHARED_LAYER_TYPES: dict[str, type[nn.Module] | None] = {
     "none": None,

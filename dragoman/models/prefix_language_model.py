@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput
+from dragoman.layers.embedding_and_output_projection import (
+    Embedding,
+    OutputProjection,
+    SegmentInput,
+)
+from dragoman.models.block_stack import Stack
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.forward_context import ForwardContext, Memory
-from dragoman.models.stack import Stack
 
 
 class PrefixLM(EncoderDecoder):

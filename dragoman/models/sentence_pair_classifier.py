@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from dragoman import ops
 from dragoman.attention.co_attention import CoAttention
 from dragoman.config import ModelConfig
-from dragoman.config.sentence_pairs import PairsConfig
-from dragoman.layers.embedding import Embedding, StackInput
+from dragoman.config.sentence_pair_classification import PairsConfig
+from dragoman.layers.embedding_and_output_projection import Embedding, StackInput
+from dragoman.models.block_stack import Stack
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
-from dragoman.models.stack import Stack
 from dragoman.ops.masked_pooling import max_pool, mean_pool, sum_pool
 from dragoman.text.special_tokens import UNK
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.config.sets import SetsConfig
-from dragoman.layers.glyph_encoder import GlyphEncoder
+from dragoman.config.unordered_sets import SetsConfig
+from dragoman.layers.character_image_encoder import GlyphEncoder
 from dragoman.models.base_block import Block
+from dragoman.models.block_stack import Stack
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.set_blocks import (
@@ -17,7 +18,6 @@ from dragoman.models.set_blocks import (
     PoolingByMultiheadAttention,
     SetAttentionBlock,
 )
-from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
 
 MAX_EXACT_FEATURES = 8  # wider inputs are projected by a matmul

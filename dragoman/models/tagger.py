@@ -11,15 +11,15 @@ from torch.nn import functional as F
 
 from dragoman import ops
 from dragoman.config import ModelConfig
-from dragoman.config.tag import TagConfig
+from dragoman.config.tagging import TagConfig
 from dragoman.layers.character_features import CHARACTER_ENCODERS, CharacterEncoder
-from dragoman.layers.crf import LinearChainCRF, TagOutput, TokenSoftmax
-from dragoman.layers.embedding import Embedding, StackInput
+from dragoman.layers.crf_and_token_softmax import LinearChainCRF, TagOutput, TokenSoftmax
+from dragoman.layers.embedding_and_output_projection import Embedding, StackInput
+from dragoman.models.block_stack import Stack
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
 from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
-from dragoman.models.stack import Stack
 from dragoman.text.special_tokens import PAD, UNK
 
 

@@ -2,7 +2,7 @@
 
 operation              fused forms                                    plain reference
 attend                 PyTorch's SDPA, short sequences, windows       attend_reference
-attend_packed          qkv_packed_attention                           attend
+attend_packed          packed short sequences                         attend
 dropout                hashed dropout under torch.compile             F.dropout
 dropout_add_norm       one backward kernel under torch.compile        layer_norm(x + dropout(y))
 layer_norm, rms_norm   bf16 kernels without autocast's casts          F.layer_norm, F.rms_norm
@@ -23,7 +23,7 @@ a GPU are imported by the inference engines from their modules: `beam_attention`
 
 from __future__ import annotations
 
-from dragoman.ops import qkv_packed_attention, short_sequence_attention  # noqa: F401 - register operators
+from dragoman.ops import packed_short_sequence_attention, short_sequence_attention  # noqa: F401 - register operators
 from dragoman.ops.attention import (
     AttentionOutput,
     attend,

@@ -103,12 +103,14 @@ def attend_packed(
     """
     cuda_graphs = _can_use_short_kernels(packed_query, cuda_graphs)
     if cuda_graphs:
-        from dragoman.ops import qkv_packed_attention  # here: that module imports this one
+        from dragoman.ops import (
+            packed_short_sequence_attention,  # here: that module imports this one
+        )
 
-        if qkv_packed_attention.is_supported(
+        if packed_short_sequence_attention.is_supported(
             packed_query, packed_key_value, heads=heads, mask=mask, dropout=dropout
         ):
-            return qkv_packed_attention.attend(
+            return packed_short_sequence_attention.attend(
                 packed_query, packed_key_value, heads=heads, mask=mask, causal=causal
             )
     query, key, value = split_heads(packed_query, packed_key_value, heads)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 IGNORE_INDEX = -100  # a target with this id does not count
 MIN_CHUNK_ROWS = 512
@@ -261,9 +261,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _launch_cross_entropy(
     logits: Tensor, targets: Tensor, differentiate: bool, *, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    from dragoman.ops.triton import cross_entropy_kernel
+    from dragoman.ops.triton import cross_entropy_kernels
 
-    return cross_entropy_kernel.cross_entropy_rows(
+    return cross_entropy_kernels.cross_entropy_rows(
         logits,
         targets,
         smoothing=smoothing,
@@ -280,9 +280,9 @@ def _launch_consistency(
     smoothing: float,
     weights: ConsistencyWeights,
 ) -> tuple[Tensor, Tensor]:
-    from dragoman.ops.triton import cross_entropy_kernel
+    from dragoman.ops.triton import cross_entropy_kernels
 
-    return cross_entropy_kernel.consistency_rows(
+    return cross_entropy_kernels.consistency_rows(
         logits,
         targets,
         weights=weights,

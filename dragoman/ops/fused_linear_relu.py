@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 LINEAR_RELU_KERNEL = GuardedKernel("linear layers with ReLU")
 COMPARED_ROWS = 256  # in the comparison with the reference
@@ -71,10 +71,10 @@ def _relu_backward(grad_output: Tensor, relu_output: Tensor) -> tuple[Tensor, Te
     """
 
     def fused() -> tuple[Tensor, Tensor]:
-        from dragoman.ops.triton import relu_backward_kernel
+        from dragoman.ops.triton import relu_bias_backward_kernel
 
         found = _empty_relu_grads(grad_output, relu_output)
-        relu_backward_kernel.relu_backward(grad_output.contiguous(), relu_output, *found)
+        relu_bias_backward_kernel.relu_backward(grad_output.contiguous(), relu_output, *found)
         return found
 
     def reference() -> tuple[Tensor, Tensor]:

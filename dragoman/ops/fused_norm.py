@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.ops.dropout import MAX_ELEMENTS, apply_hashed_dropout, draw_seeds, dropout
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 MAX_WIDTH = 4096  # one program holds a whole row
 

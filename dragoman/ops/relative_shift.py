@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 RELATIVE_SHIFT_KERNEL = GuardedKernel("relative shift")
 ALIGNMENT = 8  # elements; attention kernels copy a bias whose rows are not aligned

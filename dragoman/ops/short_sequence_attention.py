@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dragoman.ops.attention import build_attention_mask, masked_softmax
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 MAX_LENGTH = 64  # queries and keys; longer ones fill PyTorch's tiles
 HEAD_WIDTHS = (16, 32, 64, 128)

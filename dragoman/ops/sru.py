@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 _kernel = GuardedKernel("the SRU recurrence")
 

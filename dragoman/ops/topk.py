@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 ARGMAX_BLOCK, TOPK_BLOCK = 256, 128  # elements per block
 MIN_BLOCKS_PER_RESULT = 4  # with fewer blocks the block-wise form is not faster

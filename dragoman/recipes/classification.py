@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
-from dragoman.config.classify import ClassifyConfig
+from dragoman.config.classification import ClassifyConfig
 
 MAX_WORDS = 5000  # whole texts; a longer one is cut
 BIGRU = "bigru(residual_connection=false, dropout=0.2)"

@@ -9,7 +9,7 @@ Embeddings start at random: pre-trained vectors, which the papers use, are given
 from __future__ import annotations
 
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
-from dragoman.config.tag import TagConfig
+from dragoman.config.tagging import TagConfig
 
 # No paper's: what all these recipes share, chosen for corpora of some 200,000 tokens.
 _DATA = DataConfig(hold_out=10)  # where there is no validation file, as for CoNLL-2000

@@ -16,7 +16,7 @@ from dragoman.bundle.format import LANGUAGE_ID, TEXT_FILES
 from dragoman.bundle.translation_bundle_loader import read_identifier
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.config.config import file_names
-from dragoman.config.directions import list_languages, parse_directions
+from dragoman.config.translation_directions import list_languages, parse_directions
 from dragoman.data.parallel_corpus import (
     ConcatCorpus,
     Corpus,
@@ -25,16 +25,16 @@ from dragoman.data.parallel_corpus import (
     build_corpus,
     build_directed_corpus,
 )
-from dragoman.data.store_builder import BuildProgress, check_files_unchanged
 from dragoman.data.token_store import TokenStore, prepared_data_directory
+from dragoman.data.token_store_builder import BuildProgress, check_files_unchanged
 from dragoman.errors import BundleError
 from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
-from dragoman.storage.atomic_write import replace_file
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import replace_file
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.manifest import canonical_json
-from dragoman.storage.trusted_cache import make_private_directory
+from dragoman.storage.trusted_cache_directory import make_private_directory
 from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.sentencepiece_tokenizer import (
     Tokenizers,

@@ -36,8 +36,8 @@ from dragoman.runs.time_budget import TimeBudget
 from dragoman.runs.validation_split import is_held_out
 from dragoman.runtime import signals
 from dragoman.runtime.random_generators import isolated_rng
-from dragoman.storage.atomic_write import replace_file
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import replace_file
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.manifest import canonical_json
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TrainingTask, load_task
 from dragoman.training.data_loader import CollateFunction

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config import Config, from_dict, to_dict
-from dragoman.data.compressed_files import file_sha256
+from dragoman.data.input_files import file_sha256
 from dragoman.errors import (
     BundleError,
     ConfigError,
@@ -28,8 +28,8 @@ from dragoman.errors import (
     PermissionDeniedError,
 )
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import replace_file
-from dragoman.storage.disk_checks import os_errors_converted, require_disk_space
+from dragoman.storage.atomic_and_safe_file_io import replace_file
+from dragoman.storage.disk_space_and_errors import os_errors_converted, require_disk_space
 from dragoman.storage.lock import DirectoryLock
 
 TRAINING_DIRECTORY = "training"

@@ -21,7 +21,7 @@ from dragoman.models.factory import build_model, count_parameters
 from dragoman.registry import catalogue
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.runtime.random_generators import isolated_rng
-from dragoman.storage.disk_checks import format_bytes
+from dragoman.storage.disk_space_and_errors import format_bytes
 from dragoman.tasks.translation import Regularization, TranslationTask, TranslationValidator
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.optimizer import full_state_shapes

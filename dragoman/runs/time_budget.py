@@ -1,7 +1,8 @@
 """Time budget of a run: the time left and the number of steps that fit into it.
 
 `TrainingRun` in training_run.py plans the steps with it at the start (`_choose_steps`) and again at
-every checkpoint. The model size for a budget is chosen by `choose_config` of auto_config.py.
+every checkpoint; `Trainer` in training/trainer.py stops before the deadline. The model size for a
+budget is chosen by `choose_config` of auto_config.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import ConfigError
 from dragoman.training.progress_display import format_duration
-from dragoman.training.train_state import read_train_state
+from dragoman.training.trainer_state import read_trainer_state
 
 # Reserved after training, to score the final model and write the bundle: a fraction of the
 # budget and a constant. The last seconds are for the bundle, golden vectors and curves.
@@ -103,4 +104,4 @@ class TimeBudget:
 def trained_seconds(run: RunDirectory) -> float:
     """Return the training time recorded in the latest checkpoint."""
     checkpoint = next(run.verified_checkpoints(), None)
-    return float(read_train_state(checkpoint).get("seconds", 0.0)) if checkpoint else 0.0
+    return float(read_trainer_state(checkpoint).get("seconds", 0.0)) if checkpoint else 0.0

@@ -29,7 +29,7 @@ from dragoman.runs.auto_config import (
 )
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runs.data_preparation import PreparedData, open_corpora, prepare_data
-from dragoman.runs.final_model import build_model_card, select_weights
+from dragoman.runs.final_model_and_card import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
     INIT_WEIGHTS_FILE,
@@ -60,7 +60,6 @@ from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
 from dragoman.training.progress_display import Progress, QuietProgress
-from dragoman.training.train_state import TrainState, read_train_state
 from dragoman.training.trainer import (
     DEADLINE,
     PATIENCE,
@@ -69,6 +68,7 @@ from dragoman.training.trainer import (
     Trainer,
     TrainResult,
 )
+from dragoman.training.trainer_state import TrainerState, read_trainer_state
 
 logger = logging.getLogger(__name__)
 
@@ -387,11 +387,13 @@ class TrainingRun:
         )
         if newest is None:
             return False
-        train_state = TrainState.from_state_dict(read_train_state(newest))
+        trainer_state = TrainerState.from_state_dict(read_trainer_state(newest))
         path, train = self.output_dir.path, self.config.train
-        if train_state.has_reached(train.target_exact):
-            state, setting = _format_exact(train_state.metrics), "train.target_exact=0"
-        elif newest.step < (train_state.max_steps if self.time_budget.is_limited else train.steps):
+        if trainer_state.has_reached(train.target_exact):
+            state, setting = _format_exact(trainer_state.metrics), "train.target_exact=0"
+        elif newest.step < (
+            trainer_state.max_steps if self.time_budget.is_limited else train.steps
+        ):
             return False
         else:
             state, setting = f"all {newest.step:,} steps done", f"train.steps={2 * newest.step}"

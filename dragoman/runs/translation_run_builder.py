@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from dragoman.bundle import Card, CardScore, write_bundle
 from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
-from dragoman.config.directions import Direction, parse_direction, parse_directions
+from dragoman.config.translation_directions import Direction, parse_direction, parse_directions
 from dragoman.data.batch_plan import BatchPlan
 from dragoman.data.collate import collate
-from dragoman.data.direction_sampling import SampledPlan, sample_examples
 from dragoman.data.parallel_corpus import SentencePair
 from dragoman.data.token_store import TokenStore
+from dragoman.data.translation_direction_sampling import SampledPlan, sample_examples
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.evaluate.translation_metrics import bleu_score, choose_tokenizer, score_translations
 from dragoman.inference import Translation, Translator
@@ -30,7 +30,7 @@ from dragoman.models.factory import build_model
 from dragoman.runs.auto_config import max_epochs
 from dragoman.runs.base_run_builder import VALIDATION_BATCH_TOKENS, DataSummary, RunBuilder
 from dragoman.runs.data_preparation import PreparedData
-from dragoman.runs.final_model import (
+from dragoman.runs.final_model_and_card import (
     calibrate_confidence,
     describe_calibration,
     select_golden_sentences,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from dragoman.config.device_and_engine_names import check_device
+from dragoman.config.device_engine_and_precision_names import check_device
 from dragoman.errors import ConfigError
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 

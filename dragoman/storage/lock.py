@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import LockedError
-from dragoman.storage.atomic_write import is_process_alive, open_run_file, read_regular
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import is_process_alive, open_run_file, read_regular
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 
 LEASE_HEARTBEAT_SECONDS = 10.0  # seconds between heartbeats
 LEASE_STALE_SECONDS = 120.0  # seconds without a heartbeat after which the owner counts as dead

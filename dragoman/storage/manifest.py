@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.errors import BundleError, CorruptError, encode_json
-from dragoman.storage.atomic_write import (
+from dragoman.storage.atomic_and_safe_file_io import (
     FileRecord,
     describe_irregular,
     hash_file,

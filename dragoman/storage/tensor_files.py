@@ -19,7 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dragoman.errors import BundleError, DivergedError
-from dragoman.storage.atomic_write import Bytes, FileRecord, native_path, open_regular, write_file
+from dragoman.storage.atomic_and_safe_file_io import (
+    Bytes,
+    FileRecord,
+    native_path,
+    open_regular,
+    write_file,
+)
 from dragoman.storage.int8_quantization import SCALE_SUFFIX, dequantize_tensors, is_quantizable
 from dragoman.storage.manifest import corrupt_file_error, reject_duplicate_keys
 

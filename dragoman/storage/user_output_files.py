@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from dragoman.errors import ConfigError, PermissionDeniedError
-from dragoman.storage.atomic_write import sync_directory, temporary_name
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import sync_directory, temporary_name
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 
 
 def check_output_file(

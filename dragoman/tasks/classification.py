@@ -45,7 +45,7 @@ from dragoman.tasks.classification_preprocessor import (
     tokenize_text,
 )
 from dragoman.text.special_tokens import UNK
-from dragoman.text.vocabulary import (
+from dragoman.text.vocabulary_and_labels import (
     Labels,
 )
 from dragoman.training.task_protocol import Loss

@@ -24,7 +24,7 @@ from dragoman.tasks.base import (
 )
 from dragoman.text.ngram_features import NgramTable, log_count_ratios
 from dragoman.text.sentence_splitter import split_sentences
-from dragoman.text.vocabulary import (
+from dragoman.text.vocabulary_and_labels import (
     Labels,
     Vocabulary,
     build_vocabulary,

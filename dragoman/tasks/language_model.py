@@ -19,7 +19,7 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import TEXT, Record, find_text_field, record_format
-from dragoman.data.language_model_segments import SegmentPlan
+from dragoman.data.language_model_segment_plan import SegmentPlan
 from dragoman.errors import ConfigError
 from dragoman.models.language_model import (
     LanguageDropout,
@@ -29,8 +29,8 @@ from dragoman.models.language_model import (
 )
 from dragoman.ops import linear_cross_entropy
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TaskScore, TrainingTask, find_fields
-from dragoman.tasks.carried_states import SegmentStates
 from dragoman.tasks.language_model_scorer import TokenScorer
+from dragoman.tasks.segment_recurrence_states import SegmentStates
 from dragoman.text.language_model_tokenizer import (
     LanguageModelTokenizer,
     fit_language_model_tokenizer,

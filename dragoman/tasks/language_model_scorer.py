@@ -3,7 +3,7 @@
 A model that carries states reads a document segment by segment and reuses what it computed. Any
 other model reads sliding windows, which overlap, and scores the last tokens of each, so that every
 token but a document's first has at least a window minus the stride as context.
-`LanguageTask.evaluate` computes the perplexity of them.
+`LanguageTask.evaluate` in tasks/language_model.py computes the perplexity of them.
 """
 
 from __future__ import annotations

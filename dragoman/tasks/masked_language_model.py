@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.pretraining_objective_inputs import (
+from dragoman.data.masked_and_permuted_inputs import (
     choose_positions,
     draw_swaps,
     factorization_ranks,
@@ -26,7 +26,7 @@ from dragoman.data.pretraining_objective_inputs import (
     predicted_count,
     segment_columns,
 )
-from dragoman.decoding.padded_batch import pad_batch
+from dragoman.data.padding_and_length_groups import pad_batch
 from dragoman.errors import DataError
 from dragoman.models.language_model import LanguageDropout
 from dragoman.models.masked_language_model import MaskedLM, build_masked_lm, gather_positions

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config
-from dragoman.config.tag import FREQUENCY_TARGET
+from dragoman.config.tagging import FREQUENCY_TARGET
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
@@ -25,7 +25,7 @@ from dragoman.data.labeled_records import (
 )
 from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
-from dragoman.layers.crf import AllowedTransitions, TagLoss, token_cross_entropy
+from dragoman.layers.crf_and_token_softmax import AllowedTransitions, TagLoss, token_cross_entropy
 from dragoman.models.tagger import TaggerSizes, TaggingModel, build_tagger
 from dragoman.tasks.base import (
     NUM_GOLDEN_INPUTS,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config.config import Config
-from dragoman.config.tag import FREQUENCY_TARGET, TagConfig
+from dragoman.config.tagging import FREQUENCY_TARGET, TagConfig
 from dragoman.errors import BundleError, DataError
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tag_schemes import (
@@ -25,7 +25,7 @@ from dragoman.text.tag_schemes import (
     split_tag,
     write_word_tags,
 )
-from dragoman.text.vocabulary import Labels, Vocabulary, build_vocabulary, normalize_text
+from dragoman.text.vocabulary_and_labels import Labels, Vocabulary, build_vocabulary, normalize_text
 from dragoman.text.word_vectors import WordVectors, read_word_vectors
 
 PLAIN = "plain"

@@ -18,7 +18,7 @@ from dragoman.config.config import TextConfig
 from dragoman.errors import BundleError
 from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS
-from dragoman.text.vocabulary import Vocabulary, build_vocabulary, normalize_text
+from dragoman.text.vocabulary_and_labels import Vocabulary, build_vocabulary, normalize_text
 
 WORDS_FILE, SUBWORDS_FILE = "words.json", "shared.model"
 _FIRST_BYTE = len(SPECIAL_TOKENS)  # id of byte 0

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import TextConfig
 from dragoman.errors import BundleError, DataError, suggest_name
-from dragoman.storage.atomic_write import read_regular
+from dragoman.storage.atomic_and_safe_file_io import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
 from dragoman.text.sentencepiece_trainer import train_sentencepiece
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, language_tag
@@ -164,7 +164,7 @@ class Tokenizer:
                 fix="copy the whole model directory",
             ) from error
         if f"{side}.pieces.json" in (_list_files(directory) if names is None else names):
-            from dragoman.text.imported_tokenizer import ImportedTokenizer
+            from dragoman.text.marian_tokenizer import ImportedTokenizer
 
             return ImportedTokenizer.read(Path(directory), side, model, settings["kind"])
         return cls(model, algorithm=settings["kind"], normalization=settings["normalisation"])

@@ -3,7 +3,8 @@
 With a replicated model only rank 0 reads and writes the run directory, and broadcasts what it read,
 so that no shared disk is needed. With a sharded model (FSDP) every rank writes and reads its own
 rows in a directory on a shared disk, and rank 0 alone publishes the checkpoint. Damaged checkpoints
-are found by `RunDirectory.latest` in checkpoint/run_directory.py.
+are found by `RunDirectory.latest` in checkpoint/run_directory.py. On resume `Trainer` calls
+`load_latest` and restores the step, the position in the data and the counters from it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from dragoman.checkpoint.checkpoint_io import (
 )
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import ConfigError, DiskError, DivergedError
-from dragoman.storage.atomic_write import FileRecord
+from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.tensor_files import check_finite
 from dragoman.training import optimizer as optimizers
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.distributed.process_group import CallRanks, ProcessGroup
 from dragoman.training.ema import EMA
 from dragoman.training.task_protocol import StatefulTask, Task
-from dragoman.training.train_state import read_train_state
 from dragoman.training.train_step import ParallelStrategy
+from dragoman.training.trainer_state import read_trainer_state
 
 
 class Checkpointer:
@@ -159,7 +160,7 @@ class Checkpointer:
         return saved
 
     def keep_best(self, step: int) -> None:
-        """Keep a saved checkpoint as the best; `TrainState.record_validation` decides which is."""
+        """Keep a saved checkpoint as the best; `TrainerState.record_validation` decides which."""
         self._world.run_on_rank_zero(
             lambda: self._run.keep_best(step), f"keep the checkpoint of step {step}"
         )
@@ -266,7 +267,7 @@ class Checkpointer:
         if not self._parallel.lockstep:
             self._load(checkpoint)
         self._run.truncate_log(checkpoint.step)
-        state = read_train_state(checkpoint)
+        state = read_trainer_state(checkpoint)
         self._run.ensure_best_kept(int(state.get("best", {}).get("step", 0)))
         return {"step": checkpoint.step, "state": state}
 

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config import TrainConfig
 from dragoman.errors import CorruptError
-from dragoman.layers.embedding import Embedding, OutputProjection
+from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection
 
 # Newton-Schulz iteration of Muon: coefficients and number of steps of Jordan et al. (2024).
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from dragoman.runtime.tolerant_streams import make_tolerant
+from dragoman.runtime.fault_tolerant_stdio import make_tolerant
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,7 @@ from dragoman.config import TrainConfig
 from dragoman.errors import DragomanError
 from dragoman.models.base_block import Block
 from dragoman.runtime.out_of_memory import is_out_of_memory
-from dragoman.storage.trusted_cache import cache_dir, make_private_directory
+from dragoman.storage.trusted_cache_directory import cache_dir, make_private_directory
 
 logger = logging.getLogger(__name__)
 

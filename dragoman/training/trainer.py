@@ -1,4 +1,8 @@
-"""The training loop: steps, validation, checkpoints, early stopping, time budget and rollback."""
+"""The training loop: steps, validation, checkpoints, resume, early stopping and rollback.
+
+A run with a time budget ends when `deadline` leaves less than one and a half steps plus the last
+validation and checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batch_plan import Plan
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
-from dragoman.runtime import signals, tolerant_streams
+from dragoman.runtime import fault_tolerant_stdio, signals
 from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage import fault_injection
 from dragoman.training.checkpointer import Checkpointer
@@ -43,8 +47,8 @@ from dragoman.training.torch_compile import (
     should_use_cuda_graphs,
     uncompile_blocks,
 )
-from dragoman.training.train_state import TrainState
 from dragoman.training.train_step import OOMSplitter, PendingMetrics, StepRequests, TrainStep
+from dragoman.training.trainer_state import TrainerState
 
 __all__ = ["ReplanSteps", "Throughput", "TrainResult", "Trainer", "ValidateFunction"]
 
@@ -170,7 +174,7 @@ class Trainer:
             max_grad_norm=config.max_grad_norm,
             cuda_graphs=cuda_graphs,
         )
-        self.state = TrainState(max_steps=config.steps, precision=self.precision.name)
+        self.state = TrainerState(max_steps=config.steps, precision=self.precision.name)
         self.state.token_limits = self._step.oom_splitter.token_limits
         self._requests = StepRequests()  # what all ranks have agreed on
         self._metrics_delay = 1 if on_gpu else 0  # steps whose metrics may still be on the device
@@ -372,7 +376,7 @@ class Trainer:
             if now >= self._next_status:
                 self._next_status = now + STATUS_INTERVAL_SECONDS
                 self._write_status(state="training", step=batch.step)
-            if tolerant_streams.lost_streams:
+            if fault_tolerant_stdio.lost_streams:
                 self._log_lost_streams(batch.step)
             if batch.step % SIGNAL_CHECK_INTERVAL == 0:
                 signals.restore_handlers()
@@ -421,10 +425,10 @@ class Trainer:
         """Continue from a checkpoint's state, or from the first step without one."""
         oom_splitter, precision = self._step.oom_splitter, self.precision.name
         if saved is None:
-            self.state = TrainState(max_steps=self.state.max_steps, precision=precision)
+            self.state = TrainerState(max_steps=self.state.max_steps, precision=precision)
             self.state.token_limits = oom_splitter.token_limits
         else:
-            self.state = TrainState.from_state_dict(saved)
+            self.state = TrainerState.from_state_dict(saved)
             if self._replan is None and not self.config.time_budget:
                 self.state.max_steps = self.config.steps  # train.steps may change at a resume
             if self.state.precision and self.state.precision != precision:
@@ -516,7 +520,7 @@ class Trainer:
 
         Training continues.
         """
-        lost = tolerant_streams.pop_lost_streams() if self._world.is_rank_zero else {}
+        lost = fault_tolerant_stdio.pop_lost_streams() if self._world.is_rank_zero else {}
         for stream, reason in lost.items():
             self._run.training_log.append(
                 {"event": "stream lost", "step": step, "stream": stream, "reason": reason}

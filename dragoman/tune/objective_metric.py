@@ -11,7 +11,7 @@ from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.runs.data_preparation import open_corpora
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers
-from dragoman.training.train_state import LOWER_IS_BETTER
+from dragoman.training.trainer_state import LOWER_IS_BETTER
 from dragoman.tune.search_space import SearchParameter
 
 TOKENIZED_SENTENCES = 2000  # validation sentences that the tokens per character are counted on

@@ -43,8 +43,8 @@ from dragoman.runs.training_run import train
 from dragoman.runtime import signals
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
-from dragoman.storage.atomic_write import replace_file
-from dragoman.storage.disk_checks import os_errors_converted, require_writable
+from dragoman.storage.atomic_and_safe_file_io import replace_file
+from dragoman.storage.disk_space_and_errors import os_errors_converted, require_writable
 from dragoman.storage.lock import DirectoryLock
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.data_loader import derive_seed
@@ -55,14 +55,13 @@ from dragoman.training.progress_display import (
     TrainingDisplay,
     format_duration,
 )
-from dragoman.tune.base_and_best_config import BEST_FILE, choose_base, format_settings
 from dragoman.tune.objective_metric import (
     Objective,
     choose_metric,
     choose_objective,
     count_tokens_per_character,
 )
-from dragoman.tune.sampler import build_optuna_study, suggest_value
+from dragoman.tune.optuna_sampler import build_optuna_study, suggest_value
 from dragoman.tune.search_space import (
     SearchParameter,
     Value,
@@ -70,6 +69,7 @@ from dragoman.tune.search_space import (
     format_value,
     parse_search,
 )
+from dragoman.tune.study_configs import BEST_FILE, choose_base, format_settings
 from dragoman.tune.study_report import (
     best_trial,
     draw_trials,

@@ -18,7 +18,7 @@ from dragoman.explain.figure_style import (
     save_figure,
     use_log_scale,
 )
-from dragoman.storage.atomic_write import replace_file
+from dragoman.storage.atomic_and_safe_file_io import replace_file
 from dragoman.training.progress_display import format_duration
 from dragoman.tune.search_space import SearchParameter, format_value
 from dragoman.tune.trial_journal import COMPLETE, FAILED, PRUNED, RUNNING, TrialRecord

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import CorruptError, encode_json
-from dragoman.storage.atomic_write import open_run_file, sync_directory
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.atomic_and_safe_file_io import open_run_file, sync_directory
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.tune.search_space import SearchParameter, Value
 
 JOURNAL_FILE = "journal.jsonl"

@@ -12,7 +12,7 @@ import pytest
 from served_kit import SENTENCES
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.json_format import decode_tensor
+from dragoman.explain.explanation_json import decode_tensor
 from dragoman.inference import Translator
 
 COUNTS = pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.storage.atomic_write import native_path
+from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.storage.manifest import canonical_json, read_json
 
 ODD = os.fsdecode(b"caf\xe9-\xff")

@@ -17,9 +17,9 @@ from dragoman.bundle.golden_vectors import DEVICE_TOLERANCE, TOLERANCE
 from dragoman.cli.app import main
 from dragoman.cli.doctor import _format_number
 from dragoman.doctor import CHECKS
-from dragoman.doctor.precision_and_engine_checks import BFLOAT16_TOLERANCE, INT8_TOLERANCE
+from dragoman.doctor.precision_and_engine_agreement import BFLOAT16_TOLERANCE, INT8_TOLERANCE
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import hash_file
+from dragoman.storage.atomic_and_safe_file_io import hash_file
 from dragoman.storage.tensor_files import write_tensors
 
 

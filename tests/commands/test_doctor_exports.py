@@ -13,13 +13,13 @@ from dragoman.bundle import Bundle
 from dragoman.cli.app import main
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.doctor.external_export_engines import HuggingFaceEngine
+from dragoman.doctor.export_directory_engines import HuggingFaceEngine
 from dragoman.doctor.model_under_test import load_model_under_test
-from dragoman.doctor.precision_and_engine_checks import check_exported_engine
+from dragoman.doctor.precision_and_engine_agreement import check_exported_engine
 from dragoman.exchange.export import EXPORTERS
 from dragoman.inference.exported_engine_files import model_digest
 from dragoman.storage import manifest
-from dragoman.storage.atomic_write import hash_file
+from dragoman.storage.atomic_and_safe_file_io import hash_file
 
 PACKAGES = {"onnx": "onnxruntime", "huggingface": "transformers", "ctranslate2": "ctranslate2"}
 

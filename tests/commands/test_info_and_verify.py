@@ -12,7 +12,7 @@ from confidence_kit import add_calibration
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.app import main
-from dragoman.storage.atomic_write import FileRecord
+from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.manifest import write_manifest
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
-from dragoman.explain.predicted_probability_statistics import measure_pairs
+from dragoman.explain.calibration_and_output_distribution import measure_pairs
 from dragoman.inference import Translator
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 

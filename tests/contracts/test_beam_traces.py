@@ -14,15 +14,15 @@ from beam_kit import check_trace, enumerate_beam
 from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs
 
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.inference import NativeEngine, Translator
-from dragoman.inference.cpu.model_conversion import FLOAT32, convert_model
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, convert_model
 from dragoman.inference.line_segments import Segment
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.models.factory import build_model

@@ -17,7 +17,7 @@ from torch import Tensor
 from dragoman.attention import record
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.config import ModelConfig
-from dragoman.layers.catalogue import ACTIVATIONS, NORMS, RESIDUALS
+from dragoman.layers.norm_and_activation_catalogue import ACTIVATIONS, NORMS, RESIDUALS
 from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder

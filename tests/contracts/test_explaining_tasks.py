@@ -13,7 +13,11 @@ from torch import nn
 
 from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.explanation_invariants import check_explanation, check_spans, check_wire_form
+from dragoman.explain.explanation_consistency_checks import (
+    check_explanation,
+    check_spans,
+    check_wire_form,
+)
 from dragoman.inference.predictors.classifier import Classifier
 from dragoman.inference.predictors.language_model import LanguageModel
 from dragoman.inference.predictors.sentence_pair_classifier import PairClassifier

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.layers.catalogue import NORMS
+from dragoman.layers.norm_and_activation_catalogue import NORMS
 
 CONTRACT = "batch independence in training"
 

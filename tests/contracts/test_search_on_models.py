@@ -16,10 +16,10 @@ from search_kit import (
     reference_beam_search,
 )
 
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import search
 from dragoman.registry import catalogue

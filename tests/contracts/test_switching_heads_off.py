@@ -16,7 +16,6 @@ from dragoman.attention.attention_weight_hooks import record
 from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
 from dragoman.explain.attribution import attribute_tokens, attribution_note
-from dragoman.explain.explanation_builder import read_logit_lens, token_ranks
 from dragoman.explain.head_ablation import (
     ablate_heads,
     attention_parts,
@@ -24,7 +23,8 @@ from dragoman.explain.head_ablation import (
     measure_head_effects,
 )
 from dragoman.explain.position_encoding_analysis import summarize_positions
-from dragoman.explain.teacher_forcing import TeacherForcedPair
+from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.translation_explanation_builder import read_logit_lens, token_ranks
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.recipe_miniature import mini

@@ -10,7 +10,7 @@ from model_kit import generate_greedy
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.layers.catalogue import ACTIVATIONS, NORMS
+from dragoman.layers.norm_and_activation_catalogue import ACTIVATIONS, NORMS
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS
 

@@ -15,7 +15,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DragomanError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection
-from dragoman.storage.disk_checks import os_errors_converted
+from dragoman.storage.disk_space_and_errors import os_errors_converted
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.inference.cpu import kernel_library
-from dragoman.storage import trusted_cache
+from dragoman.storage import trusted_cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = next(filter(None, map(shutil.which, kernel_library.COMPILERS)), None)
@@ -24,9 +24,9 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache folder of the test's own."""
-    monkeypatch.setenv(trusted_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(trusted_cache, "_warned_variables", set())
-    return trusted_cache.make_private_directory(trusted_cache.cache_dir())
+    monkeypatch.setenv(trusted_cache_directory.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(trusted_cache_directory, "_warned_variables", set())
+    return trusted_cache_directory.make_private_directory(trusted_cache_directory.cache_dir())
 
 
 def flip(path: Path) -> None:
@@ -59,16 +59,16 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "emptied": lambda path: os.truncate(path, 0),
     "bit flipped": flip,
-    "bit of the hash flipped": lambda path: flip(trusted_cache.digest_path(path)),
-    "hash gone": lambda path: trusted_cache.digest_path(path).unlink(),
+    "bit of the hash flipped": lambda path: flip(trusted_cache_directory.digest_path(path)),
+    "hash gone": lambda path: trusted_cache_directory.digest_path(path).unlink(),
     "gone": lambda path: path.unlink(),
     "writable by all": lambda path: path.chmod(0o666),
     "writable by the group": lambda path: path.chmod(0o620),
-    "hash writable by all": lambda path: trusted_cache.digest_path(path).chmod(0o666),
+    "hash writable by all": lambda path: trusted_cache_directory.digest_path(path).chmod(0o666),
     "a symbolic link": link,
     "a pipe": pipe,
     "another user's": give_away,
-    "hash of another user": lambda path: give_away(trusted_cache.digest_path(path)),
+    "hash of another user": lambda path: give_away(trusted_cache_directory.digest_path(path)),
     "folder writable by all": lambda path: path.parent.chmod(0o777),
     "folder of another user": lambda path: give_away(path.parent),
 }
@@ -79,17 +79,17 @@ def test_a_damaged_or_foreign_file_is_not_returned(
     folder: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / "thing.so"
-    trusted_cache.write_cached(path, b"what was computed" * 100)
-    assert trusted_cache.read_cached(path) == b"what was computed" * 100
+    trusted_cache_directory.write_cached(path, b"what was computed" * 100)
+    assert trusted_cache_directory.read_cached(path) == b"what was computed" * 100
     DAMAGE[damage](path)
-    assert trusted_cache.read_cached(path) is None
+    assert trusted_cache_directory.read_cached(path) is None
 
 
 def test_what_is_stored_is_for_its_owner_alone_whatever_the_umask(folder: Path) -> None:
     before = os.umask(0)
     try:
-        inner = trusted_cache.make_private_directory(folder / "a" / "b")
-        trusted_cache.write_cached(inner / "thing", b"x")
+        inner = trusted_cache_directory.make_private_directory(folder / "a" / "b")
+        trusted_cache_directory.write_cached(inner / "thing", b"x")
     finally:
         os.umask(before)
     found = {
@@ -97,25 +97,28 @@ def test_what_is_stored_is_for_its_owner_alone_whatever_the_umask(folder: Path) 
         for path in folder.rglob("*")
     }
     assert found == {"a": 0o700, "a/b": 0o700, "a/b/thing": 0o600, "a/b/thing.sha256": 0o600}
-    assert trusted_cache.read_cached(inner / "thing") == b"x"
+    assert trusted_cache_directory.read_cached(inner / "thing") == b"x"
 
 
 def test_a_folder_above_within_the_cache_counts_too(folder: Path) -> None:
-    inner = trusted_cache.make_private_directory(folder / "a" / "b")
-    trusted_cache.write_cached(inner / "thing", b"x")
+    inner = trusted_cache_directory.make_private_directory(folder / "a" / "b")
+    trusted_cache_directory.write_cached(inner / "thing", b"x")
     (folder / "a").chmod(0o770)
-    assert trusted_cache.read_cached(inner / "thing") is None
+    assert trusted_cache_directory.read_cached(inner / "thing") is None
 
 
 def test_the_default_folder_of_an_earlier_release_is_closed_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(trusted_cache.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(trusted_cache_directory.CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "dragoman").mkdir()
     (tmp_path / "dragoman").chmod(0o775)
     assert (
-        trusted_cache.make_private_directory(trusted_cache.cache_dir()).stat().st_mode & 0o777
+        trusted_cache_directory.make_private_directory(trusted_cache_directory.cache_dir())
+        .stat()
+        .st_mode
+        & 0o777
         == 0o700
     )
 
@@ -123,7 +126,7 @@ def test_the_default_folder_of_an_earlier_release_is_closed_to_others(
 def test_a_chosen_folder_that_others_write_to_is_left_alone_and_not_trusted(folder: Path) -> None:
     folder.chmod(0o775)
     with pytest.raises(PermissionError, match=r"others may write to .* \(mode 0775\)"):
-        trusted_cache.make_private_directory(folder)
+        trusted_cache_directory.make_private_directory(folder)
     assert folder.stat().st_mode & 0o777 == 0o775
 
 
@@ -147,12 +150,12 @@ def test_cache_dir_follows_the_environment(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(trusted_cache, "_warned_variables", set())
+    monkeypatch.setattr(trusted_cache_directory, "_warned_variables", set())
     for name in ("DRAGOMAN_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert [trusted_cache.cache_dir() for _ in range(3)] == [Path(expected)] * 3
+    assert [trusted_cache_directory.cache_dir() for _ in range(3)] == [Path(expected)] * 3
     relative = [name for name, value in variables.items() if value and not value.startswith("/")]
     assert [record.getMessage() for record in caplog.records] == [
         f"{name} must be an absolute path; found {variables[name]!r}: it is ignored"
@@ -168,29 +171,29 @@ def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(
     monkeypatch.setattr(
         os.path, "expanduser", lambda path: path
     )  # what it returns for a user that the system does not know
-    monkeypatch.setattr(trusted_cache.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert trusted_cache.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
+    monkeypatch.setattr(trusted_cache_directory.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert trusted_cache_directory.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
     monkeypatch.setattr(os.path, "expanduser", lambda path: "/")  # as in some containers
-    assert trusted_cache.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
-    trusted_cache.cache_dir().symlink_to(tmp_path)  # somebody was there first
+    assert trusted_cache_directory.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
+    trusted_cache_directory.cache_dir().symlink_to(tmp_path)  # somebody was there first
     with pytest.raises(PermissionError, match="is a symbolic link"):
-        trusted_cache.make_private_directory(trusted_cache.cache_dir())
+        trusted_cache_directory.make_private_directory(trusted_cache_directory.cache_dir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of root")
 def test_files_of_root_are_trusted_and_those_of_others_are_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted_cache.write_cached(folder / "thing", b"x")
+    trusted_cache_directory.write_cached(folder / "thing", b"x")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert trusted_cache.read_cached(folder / "thing") == b"x"
+    assert trusted_cache_directory.read_cached(folder / "thing") == b"x"
 
 
 def test_removing_a_file_removes_its_hash(folder: Path) -> None:
-    trusted_cache.write_cached(folder / "thing", b"x")
-    trusted_cache.write_cached(folder / "another", b"y")
-    trusted_cache.remove_cached(folder / "thing")
-    trusted_cache.remove_cached(folder / "thing")
+    trusted_cache_directory.write_cached(folder / "thing", b"x")
+    trusted_cache_directory.write_cached(folder / "another", b"y")
+    trusted_cache_directory.remove_cached(folder / "thing")
+    trusted_cache_directory.remove_cached(folder / "thing")
     assert sorted(os.listdir(folder)) == ["another", "another.sha256"]
 
 
@@ -259,7 +262,7 @@ def test_kernels_are_built_without_a_usable_cache(
         def full(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(trusted_cache, "replace_file", full)
+        monkeypatch.setattr(trusted_cache_directory, "replace_file", full)
     with caplog.at_level(logging.WARNING, logger="dragoman"):
         for _ in range(2):
             assert kernel_library._load_kernel_library(folder, "") is not None
@@ -278,7 +281,7 @@ def test_two_builders_at_once_leave_a_sound_library(
 
     def with_another(compiler: str, library: Path) -> None:
         compile_(compiler, library)
-        trusted_cache.write_cached(
+        trusted_cache_directory.write_cached(
             folder / library.name, b"what another process compiled meanwhile"
         )
 
@@ -299,16 +302,16 @@ def test_an_unknown_user_without_a_home_works(
     code = """
 import os, sys
 from dragoman.inference.cpu import kernel_library
-from dragoman.inference import engine_benchmark
-from dragoman.storage import trusted_cache
+from dragoman.inference import engine_comparison
+from dragoman.storage import trusted_cache_directory
 from dragoman.training.torch_compile import _inductor_cache_dir
 os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
 kernel_library.COMPILERS = ()
-path = engine_benchmark._measurements_path(None)
-engine_benchmark._write_measurements(path, {"a": {"b": 1.0}})
-measured = sorted(engine_benchmark._read_measurements(path))
+path = engine_comparison._measurements_path(None)
+engine_comparison._write_measurements(path, {"a": {"b": 1.0}})
+measured = sorted(engine_comparison._read_measurements(path))
 library = kernel_library.load_kernel_library()
-print(library, trusted_cache.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
+print(library, trusted_cache_directory.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
 """
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 from fault_processes import fingerprint, leftovers, logged, loop, newest_step, reported, show
 
 from dragoman.checkpoint.run_directory import RunDirectory
-from dragoman.storage.disk_checks import free_disk_bytes
+from dragoman.storage.disk_space_and_errors import free_disk_bytes
 
 
 def sizes(directory) -> dict[str, int]:

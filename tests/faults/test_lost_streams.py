@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.runtime import tolerant_streams
+from dragoman.runtime import fault_tolerant_stdio
 from dragoman.training.progress_display import open_progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ class Gone(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    tolerant_streams.pop_lost_streams()
+    fault_tolerant_stdio.pop_lost_streams()
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_progress_outlives_its_stream(number: int, live: bool) -> None:
         for update in range(3):
             view.update({"step": update, "nll": 1.0, "padding": 0.1, "tokens": 10})
         view.show_validation({"loss": 1.0}, {"step": 3, "loss": 1.0})
-    assert tolerant_streams.pop_lost_streams() == {"stderr": os.strerror(number)}
-    assert tolerant_streams.pop_lost_streams() == {}, "a loss is reported once"
+    assert fault_tolerant_stdio.pop_lost_streams() == {"stderr": os.strerror(number)}
+    assert fault_tolerant_stdio.pop_lost_streams() == {}, "a loss is reported once"
 
 
 def test_a_closed_stream_and_a_slow_one() -> None:
     closed = io.StringIO()
     closed.close()
-    stream = tolerant_streams.make_tolerant(closed)
+    stream = fault_tolerant_stdio.make_tolerant(closed)
     assert stream.write("x") == 1
     stream.flush()
     assert not stream.isatty()
-    assert "closed file" in tolerant_streams.pop_lost_streams()["stderr"]
-    slow = tolerant_streams.make_tolerant(Gone(errno.EAGAIN))
+    assert "closed file" in fault_tolerant_stdio.pop_lost_streams()["stderr"]
+    slow = fault_tolerant_stdio.make_tolerant(Gone(errno.EAGAIN))
     slow.write("x")
-    assert tolerant_streams.pop_lost_streams() == {}
+    assert fault_tolerant_stdio.pop_lost_streams() == {}
 
 
 def test_tracebacks_survive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", tolerant_streams.make_tolerant(Gone(errno.EPIPE)))
+    monkeypatch.setattr(sys, "stderr", fault_tolerant_stdio.make_tolerant(Gone(errno.EPIPE)))
     traceback.print_exception(ValueError("one that nobody sees"))
     sys.stderr.writelines(["a", "b"])
-    assert tolerant_streams.make_tolerant(sys.stderr) is sys.stderr
+    assert fault_tolerant_stdio.make_tolerant(sys.stderr) is sys.stderr
 
 
 @pytest.fixture(scope="module")

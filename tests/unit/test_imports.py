@@ -68,7 +68,7 @@ PARTS = [part for layer in LAYERS for part in layer]
 
 
 def part_of(module: str) -> str:
-    """Name the part a dotted module name belongs to: `dragoman.text.stemmer` is in text."""
+    """Name the part a dotted module name belongs to: `dragoman.text.english_stemmer` is in text."""
     words = module.split(".")
     return words[1] if len(words) > 1 else "dragoman"
 

@@ -28,7 +28,7 @@ from dragoman.inference.cpu.packed_linear import (
     pack_int8_panels,
     quantization_params,
 )
-from dragoman.layers.embedding import Embedding
+from dragoman.layers.embedding_and_output_projection import Embedding
 from dragoman.layers.feed_forward import ReLU
 from dragoman.layers.norms_and_residuals import (
     LayerNorm,

@@ -3,7 +3,7 @@
 A platform wheel has a library for each instruction set, and the best that the processor supports is
 loaded. Otherwise the sources are compiled for this processor with the machine's C++ compiler and
 kept in the cache directory, from which they are loaded only if they can be trusted: the library's
-SHA-256, owner and mode are checked by `read_cached` of `storage/trusted_cache.py`.
+SHA-256, owner and mode are checked by `read_cached` of `storage/trusted_cache_directory.py`.
 `DRAGOMAN_KERNELS=native` compiles even where the wheel has libraries.
 
 Without either, PyTorch's operations run instead: the same output, more slowly, with one warning.
@@ -32,7 +32,7 @@ from dragoman.inference.cpu.kernel_compiler import (
     compile_library,
     source_digest,
 )
-from dragoman.storage import trusted_cache
+from dragoman.storage import trusted_cache_directory
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def load_kernel_library() -> ctypes.CDLL | None:
             prebuilt = _load_prebuilt(PREBUILT_DIRECTORY)
             if prebuilt is not None:
                 return prebuilt
-        return _load_kernel_library(trusted_cache.cache_dir(), os.environ.get("CXX", ""))
+        return _load_kernel_library(trusted_cache_directory.cache_dir(), os.environ.get("CXX", ""))
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def _load_kernel_library(folder: Path, requested: str) -> ctypes.CDLL | None:
 
 def _load_cached(library: Path) -> ctypes.CDLL | None:
     """Load a cached library if its bytes are as written and no other user could change them."""
-    if trusted_cache.read_cached(library) is None:
+    if trusted_cache_directory.read_cached(library) is None:
         return None
     try:
         return _open_library(library)
@@ -128,7 +128,7 @@ def _scratch_factory(folder: Path | None) -> Callable[[], tempfile.TemporaryDire
     """Return a function that makes a private directory to compile in, inside `folder` if given."""
 
     def make() -> tempfile.TemporaryDirectory[str]:
-        parent = None if folder is None else trusted_cache.make_private_directory(folder)
+        parent = None if folder is None else trusted_cache_directory.make_private_directory(folder)
         return tempfile.TemporaryDirectory(
             prefix=".tmp-kernels-", dir=parent, ignore_cleanup_errors=True
         )
@@ -145,15 +145,15 @@ def _build_library(compiler: str, scratch: Path, library: Path) -> ctypes.CDLL:
     _compile(compiler, scratch)
     found = _open_library(scratch)
     try:
-        trusted_cache.make_private_directory(library.parent)
-        trusted_cache.write_cached(library, scratch.read_bytes())
+        trusted_cache_directory.make_private_directory(library.parent)
+        trusted_cache_directory.write_cached(library, scratch.read_bytes())
     except OSError as error:
         logger.warning(
             "the compiled kernels cannot be cached, and every run compiles them again: found %s "
             "(%s); repair the directory, or set %s",
             error.strerror or error,
             library.parent,
-            trusted_cache.CACHE_VARIABLE,
+            trusted_cache_directory.CACHE_VARIABLE,
         )
     return found
 

@@ -22,7 +22,7 @@ from dragoman.decoding.search_interface import (
     SearchStrategy,
 )
 from dragoman.errors import DivergedError
-from dragoman.inference.cpu.model_conversion import BFLOAT16, FLOAT16, FLOAT32
+from dragoman.inference.cpu.cpu_engine_conversion import BFLOAT16, FLOAT16, FLOAT32
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, cuda_unsupported_reason
 from dragoman.inference.cuda.graph_beam_search import GraphBeamSearch
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.absolute_positions import LearnedPositions
-from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
+from dragoman.inference.cpu.packed_torch_transformer import torch_unsupported_reason
 from dragoman.layers.feed_forward import FeedForward, ReLU
 from dragoman.layers.norms_and_residuals import (
     LayerNorm,
@@ -21,8 +21,8 @@ from dragoman.layers.norms_and_residuals import (
     Residual,
     RMSNorm,
 )
+from dragoman.models.block_stack import Stack
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.stack import Stack
 from dragoman.models.transformer_blocks import TransformerLayer
 from dragoman.ops.beam_attention import attend_kv_cache, attend_memory
 from dragoman.ops.fused_norm import AddNormOutput, NormParameters, add_norm

@@ -21,7 +21,7 @@ from torch import nn
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.non_translation_bundle_loader import build_loaded_task_model
 from dragoman.data.labeled_records import TEXT, Record
-from dragoman.decoding.padded_batch import group_by_length
+from dragoman.data.padding_and_length_groups import group_by_length
 from dragoman.errors import ConfigError
 from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.line_segments import check_text_iterable, check_unicode
@@ -31,7 +31,7 @@ from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
     from dragoman.explain.classification_occlusion import OcclusionExplanation, SentenceSpans
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
 
 EMPTY_NOTE = "the text has no words: it has no label"
 
@@ -199,9 +199,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
 
     def task_input(self, example: str, *, label: str = "") -> TaskInput:  # type: ignore[override]
         """Return a text to be explained, by its most probable label or another one."""
-        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
-            ClassifiedText,
-        )
+        from dragoman.explain.task_inputs.classified_text import ClassifiedText
 
         assert isinstance(self.model, ClassifierModel), "the model of a classification bundle"
         [text] = self.iter_inputs([example])

@@ -25,7 +25,7 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import to_host
-from dragoman.decoding.token_characters import TokenCharacters
+from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
@@ -35,10 +35,10 @@ from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops.topk import TopK
 from dragoman.text.language_model_tokenizer import SubwordTokenizer, WordTokenizer
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from dragoman.text.vocabulary import normalize_text
+from dragoman.text.vocabulary_and_labels import normalize_text
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
     from dragoman.tasks.language_model import LanguageTask
     from dragoman.tasks.masked_language_model import FilledText
     from dragoman.text.language_model_tokenizer import TextDecoder
@@ -344,7 +344,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.non_translation_inputs.language_model_text import LanguageModelInput
+        from dragoman.explain.task_inputs.language_model_text import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -375,7 +375,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.non_translation_inputs.language_model_text import LanguageModelInput
+        from dragoman.explain.task_inputs.language_model_text import LanguageModelInput
 
         return LanguageModelInput(
             self.model,

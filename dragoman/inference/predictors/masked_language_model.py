@@ -22,7 +22,7 @@ from dragoman.models.masked_language_model import MaskedLM
 from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
     from dragoman.tasks.masked_language_model import FilledText, MaskedLanguageTask
 
 NO_MASK_NOTE = "the text has no <mask>: there is nothing to fill in"
@@ -101,7 +101,7 @@ class MaskedLanguageModel(LanguageModel):
 
     def task_input(self, example: str) -> TaskInput:  # type: ignore[override]
         """Return a text with masks to be explained, or one whose tokens are masked in turn."""
-        from dragoman.explain.non_translation_inputs.language_model_text import MaskedText
+        from dragoman.explain.task_inputs.language_model_text import MaskedText
 
         if not isinstance(example, str):
             raise DataError(

@@ -15,10 +15,10 @@ from dragoman.errors import ConfigError, DataError, escape_unprintable
 from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
-from dragoman.tasks.sentence_pairs import EncodedPair, PairsTask, expected_score
+from dragoman.tasks.sentence_pair_classification import EncodedPair, PairsTask, expected_score
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
 
 InputPair = tuple[str, str]
 EMPTY_NOTE = "a sentence has no words: the pair has no label and no score"
@@ -192,9 +192,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
     def task_input(self, example: InputPair) -> TaskInput:  # type: ignore[override]
         """Return a pair to be explained."""
-        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
-            ComparedPair,
-        )
+        from dragoman.explain.task_inputs.sentence_pair import ComparedPair
 
         assert isinstance(self.model, PairModel), "the model of a bundle of pairs"
         if isinstance(example, str) and "\t" in example:

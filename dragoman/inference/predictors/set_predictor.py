@@ -16,10 +16,10 @@ from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import DataError, escape_unprintable
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.set_transformer import SetTransformer
-from dragoman.tasks.sets import SetsTask
+from dragoman.tasks.unordered_sets import SetsTask
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
 
 InputSet = Sequence[Any]  # numbers, or equally long vectors
 EncodedSet = NDArray[np.float32]  # (n, F)
@@ -106,7 +106,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
 
     def task_input(self, example: InputSet) -> TaskInput:  # type: ignore[override]
         """Return a set to be explained; a text is read as a JSON list."""
-        from dragoman.explain.non_translation_inputs.sets import SetInput
+        from dragoman.explain.task_inputs.unordered_sets import SetInput
 
         assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
         if isinstance(example, str):

@@ -19,10 +19,10 @@ from dragoman.models.tagger import TaggingModel
 from dragoman.tasks.tagging_preprocessor import PLAIN, TaggedSentence
 from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 from dragoman.text.tag_schemes import find_spans
-from dragoman.text.vocabulary import split_words
+from dragoman.text.vocabulary_and_labels import split_words
 
 if TYPE_CHECKING:
-    from dragoman.explain.non_translation_inputs.task_input import TaskInput
+    from dragoman.explain.task_inputs.base import TaskInput
     from dragoman.tasks.tagging import TaggingTask
 
 EMPTY_NOTE = "the text has no tokens: there is nothing to tag"
@@ -170,9 +170,7 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def task_input(self, example: TaggerInput) -> TaskInput:  # type: ignore[override]
         """Return a sentence to be explained; of a long one the first part."""
-        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
-            TaggedText,
-        )
+        from dragoman.explain.task_inputs.tagged_text import TaggedText
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         [checked] = self.iter_inputs([example])
@@ -188,9 +186,7 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
         """Return the sentence of an explanation."""
-        from dragoman.explain.non_translation_inputs.classified_tagged_and_paired_text import (
-            TaggedText,
-        )
+        from dragoman.explain.task_inputs.tagged_text import TaggedText
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         sentence = TaggedSentence(tokens=request["tokens"], column=request.get("column", ()))

@@ -21,7 +21,7 @@ from dragoman.doctor.model_under_test import load_model_under_test
 from dragoman.errors import BundleError
 from dragoman.models.factory import build_model
 from dragoman.runs.finetune import load_init_weights, open_pretrained
-from dragoman.storage.atomic_write import FileRecord
+from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.tasks.tagging import TaggingTask

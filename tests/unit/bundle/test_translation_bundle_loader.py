@@ -37,7 +37,7 @@ from dragoman.errors import (
     PermissionDeniedError,
 )
 from dragoman.models.factory import build_model
-from dragoman.storage.atomic_write import FileRecord
+from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.int8_quantization import quantize_rows
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.tensor_files import write_tensors

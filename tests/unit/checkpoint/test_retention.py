@@ -14,7 +14,7 @@ from dragoman.checkpoint.retention import prune_oldest
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError, DiskError
 from dragoman.runtime import signals
-from dragoman.storage import disk_checks, fault_injection
+from dragoman.storage import disk_space_and_errors, fault_injection
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_full_disk_never_removes_the_newest(run):
 
 def test_old_checkpoints_stay_if_removing_cannot_help(run, monkeypatch):
     save_checkpoint(run, 1, 2, 3)
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 10)
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: 10)
     monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
     monkeypatch.setattr("dragoman.checkpoint.retention._freed_bytes", lambda checkpoint: 1)
     with pytest.raises(DiskError, match="found 10 bytes free"):
@@ -233,7 +233,7 @@ def test_tolerated_failures_reset_after_a_success(run):
 
 def test_disk_space_is_checked_at_the_start(run, monkeypatch):
     run.require_checkpoint_space(checkpoint_tensors(1))
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 1000)
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskError, match="3 checkpoints") as caught:
         run.require_checkpoint_space(checkpoint_tensors(1))
     assert "1.0 kB free" in str(caught.value)
@@ -248,19 +248,21 @@ def test_disk_space_for_one_checkpoint_more_than_are_kept(
     run, monkeypatch, existing, ranks, needed
 ):
     save_checkpoint(run, *range(1, existing + 1))
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed)
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: needed)
     run.require_checkpoint_space(checkpoint_tensors(1), ranks=ranks)
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed - 1)
-    with pytest.raises(disk_checks.DiskFullError, match="3 checkpoints of"):
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: needed - 1)
+    with pytest.raises(disk_space_and_errors.DiskFullError, match="3 checkpoints of"):
         run.require_checkpoint_space(checkpoint_tensors(1), ranks=ranks)
 
 
 @pytest.mark.parametrize(("ranks", "needed"), [(1, 460), (2, 921)])
 def test_a_checkpoint_is_begun_only_if_it_fits_with_a_margin(run, monkeypatch, ranks, needed):
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed - 1)
-    with pytest.raises(disk_checks.DiskFullError, match="step-00000001 must fit on the disk"):
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: needed - 1)
+    with pytest.raises(
+        disk_space_and_errors.DiskFullError, match="step-00000001 must fit on the disk"
+    ):
         save_checkpoint(run, 1, ranks=ranks)
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: needed)
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: needed)
     assert save_checkpoint(run, 1, ranks=ranks).step == 1
 
 

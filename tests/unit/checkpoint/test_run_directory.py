@@ -26,9 +26,9 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic_write import FileRecord, hash_file, write_file
+from dragoman.storage.atomic_and_safe_file_io import FileRecord, hash_file, write_file
 from dragoman.storage.tensor_files import write_tensors
-from dragoman.training.train_state import read_train_state
+from dragoman.training.trainer_state import read_trainer_state
 
 
 @pytest.fixture(autouse=True)
@@ -405,7 +405,7 @@ def test_a_state_of_wrong_types_is_rejected(tmp_path: Path, name: str, value: An
     rewrite_signed(step, "state.json", lambda state: state.update({name: value}))
     wrong = value if name != "divergence" else next(iter(value.values()))
     with pytest.raises(CorruptError) as caught:
-        read_train_state(RunDirectory(tmp_path / "run").open_step(4))
+        read_trainer_state(RunDirectory(tmp_path / "run").open_step(4))
     assert f"state.json must be as it was written; found {name}" in str(caught.value)
     assert repr(wrong) in str(caught.value)
 

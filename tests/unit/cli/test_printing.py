@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dragoman.cli import printing
-from dragoman.storage.disk_checks import format_bytes
+from dragoman.storage.disk_space_and_errors import format_bytes
 
 
 def test_results_and_notes_go_to_different_streams(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from store_kit import ENGLISH, GERMAN, prepare_store, write_corpus
 
 from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.parallel_corpus import Corpus, ParallelFiles, TabularCorpus
-from dragoman.data.store_builder import StoreReport
 from dragoman.data.token_store import prepared_data_directory, store_key
+from dragoman.data.token_store_builder import StoreReport
 from dragoman.errors import DataError
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import PAD

@@ -11,10 +11,10 @@ import pytest
 from store_kit import ENGLISH, GERMAN, prepare_store, write_long_corpus
 
 from dragoman.config.config import TextConfig
-from dragoman.data import store_builder
-from dragoman.data.compressed_files import file_sha256
+from dragoman.data import token_store_builder
+from dragoman.data.input_files import file_sha256
 from dragoman.data.parallel_corpus import Corpus, SentencePair
-from dragoman.data.store_builder import BuildProgress
+from dragoman.data.token_store_builder import BuildProgress
 from dragoman.data.tokenizer_workers import TextBlock, encode_blocks, encode_texts
 from dragoman.errors import DiskError
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
@@ -30,7 +30,7 @@ def tokenizers() -> Tokenizers:
 def test_all_workers_give_what_one_gives(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_builder, "BLOCK_PAIRS", 100)
+    monkeypatch.setattr(token_store_builder, "BLOCK_PAIRS", 100)
     corpus = write_long_corpus(tmp_path, 1234)
     one = prepare_store(corpus, tokenizers, tmp_path / "one", workers=1)
     three = prepare_store(corpus, tokenizers, tmp_path / "three", workers=3)
@@ -104,7 +104,7 @@ def test_progress_is_reported(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Preparing shows how far it is (fairseq#2603)."""
-    monkeypatch.setattr(store_builder, "BLOCK_PAIRS", 100)
+    monkeypatch.setattr(token_store_builder, "BLOCK_PAIRS", 100)
     told: list[BuildProgress] = []
     prepare_store(
         write_long_corpus(tmp_path, 450),
@@ -141,7 +141,7 @@ def test_memory_stays_flat_while_preparing(
             for number in range(1, self.count + 1):
                 yield SentencePair(number, "ein Hund " * 5, "a dog " * 5)
 
-    monkeypatch.setattr(store_builder, "BLOCK_PAIRS", 500)
+    monkeypatch.setattr(token_store_builder, "BLOCK_PAIRS", 500)
     peaks = []
     for count in (1000, 8000):
         tracemalloc.start()

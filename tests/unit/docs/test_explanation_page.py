@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-from dragoman.explain.schema_validation import explanation_schema
+from dragoman.explain.explanation_schema_validation import explanation_schema
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "explanation.md").read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from exchange_kit import LINES, build_exportable_model
 
+from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.errors import ConfigError
 from dragoman.exchange.ctranslate2_export import save_ctranslate2

@@ -17,8 +17,8 @@ from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_hugging_face
+from dragoman.exchange.export_parity import Parity
 from dragoman.exchange.huggingface_import import import_marian
-from dragoman.exchange.parity import Parity
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
 
@@ -98,7 +98,7 @@ def test_transformers_loads_it_and_computes_the_same(
 def test_its_own_classes_and_a_beam_of_its_own_run_from_the_directory_alone(tmp_path: Path) -> None:
     bundle = made(tmp_path / "m", positions="sinusoidal_halves")
     out = export_hugging_face(bundle, tmp_path / "out").path
-    from dragoman.exchange.transformers_runner import quiet_transformers
+    from dragoman.exchange.huggingface_runner import quiet_transformers
 
     with quiet_transformers():
         model = transformers.MarianMTModel.from_pretrained(out)

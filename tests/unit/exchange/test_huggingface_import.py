@@ -22,10 +22,10 @@ from dragoman.errors import BundleError, CorruptError, DataError, DragomanError
 from dragoman.exchange import huggingface_import
 from dragoman.exchange.huggingface_directory_reader import read_directory
 from dragoman.exchange.huggingface_import import import_marian
-from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
+from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Translator
 from dragoman.storage.verification import verify_directory
-from dragoman.text.imported_tokenizer import ImportedTokenizer
+from dragoman.text.marian_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 

@@ -36,8 +36,8 @@ from dragoman.exchange.onnx_graphs import (
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.storage import disk_checks
-from dragoman.storage.disk_checks import DiskFullError
+from dragoman.storage import disk_space_and_errors
+from dragoman.storage.disk_space_and_errors import DiskFullError
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -297,7 +297,7 @@ def test_a_full_disk_is_not_an_error_of_the_model(
         patch.setattr(torch.onnx, "export", fail)
         with pytest.raises(DiskFullError, match="No space left on device"):
             export_onnx(bundle, tmp_path / "out")
-    monkeypatch.setattr(disk_checks, "free_disk_bytes", lambda path: 1000)
+    monkeypatch.setattr(disk_space_and_errors, "free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskFullError, match=r"an export must fit .* found 1\.0 kB free"):
         export_onnx(bundle, tmp_path / "out")
     assert not (tmp_path / "out").exists()

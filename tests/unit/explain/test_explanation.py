@@ -10,7 +10,7 @@ import torch
 
 from dragoman.config import ModelConfig
 from dragoman.explain import Explanation
-from dragoman.explain.attention_capture import align_batch, record_attention
+from dragoman.explain.attention_and_logit_capture import align_batch, record_attention
 from dragoman.explain.explanation import (
     AttentionSite,
     Step,

@@ -17,10 +17,10 @@ import pytest
 from explorer_kit import StubPredictor, make_explanation
 from starlette.testclient import TestClient
 
-from dragoman.explore import model_worker
+from dragoman.explore import model_thread
 from dragoman.explore import routes as application
 from dragoman.explore.explorer_session import ExplorerSession
-from dragoman.explore.model_worker import Cancellation, ModelWorker
+from dragoman.explore.model_thread import Cancellation, ModelWorker
 from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
 from dragoman.explore.request_parsing import ExplainRequest, RequestError
 from dragoman.explore.routes import build_app
@@ -422,12 +422,12 @@ def test_one_request_runs_at_a_time_and_few_wait(
             pool.submit(client.post, f"{API}/explain", json={"text": f"text {n}"})
             for n in range(40)
         ]
-        refused = 40 - 1 - model_worker.MAX_WAITING
+        refused = 40 - 1 - model_thread.MAX_WAITING
         while sum(answer.done() for answer in answers) < refused:
             time.sleep(0.005)
         predictor.gate.set()
         found = [answer.result() for answer in answers]
-    assert [answer.status_code for answer in found].count(200) == 1 + model_worker.MAX_WAITING
+    assert [answer.status_code for answer in found].count(200) == 1 + model_thread.MAX_WAITING
     for answer in found:
         if answer.status_code != 200:
             check_error(answer, 429, "Too many requests")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dragoman.config import Config, read_config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import (
     Constraint,
@@ -21,7 +22,6 @@ from dragoman.decoding.constraint_definitions import (
     Regex,
     Require,
 )
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, Translator
 from dragoman.models.factory import build_model

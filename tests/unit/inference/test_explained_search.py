@@ -23,9 +23,9 @@ from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat import repeated_tokens
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
-from dragoman.explain.explanation_builder import diagnose
+from dragoman.explain.translation_explanation_builder import diagnose
 from dragoman.inference import Translator
-from dragoman.inference.branches_and_head_ablations import compare_outputs
+from dragoman.inference.explanation_counterfactuals import compare_outputs
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

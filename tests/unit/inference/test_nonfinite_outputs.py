@@ -12,9 +12,9 @@ from model_kit import perturb_weights
 
 from dragoman.attention import edit, find_attentions
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import (
     SearchRequest,
@@ -26,8 +26,13 @@ from dragoman.decoding.search_interface import (
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
+from dragoman.inference.cpu.cpu_engine_conversion import (
+    FLOAT32,
+    INT8,
+    _calibrate_ranges,
+    convert_model,
+)
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
 from dragoman.inference.cpu.packed_linear import (
     ActivationRange,
     int8_linear,
@@ -35,7 +40,10 @@ from dragoman.inference.cpu.packed_linear import (
     packed_linear,
     plain_linear,
 )
-from dragoman.inference.cpu.torch_transformer import TorchTransformer, torch_unsupported_reason
+from dragoman.inference.cpu.packed_torch_transformer import (
+    TorchTransformer,
+    torch_unsupported_reason,
+)
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 

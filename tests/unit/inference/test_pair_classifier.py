@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig, TextConfig
-from dragoman.config.sentence_pairs import PairsConfig
+from dragoman.config.sentence_pair_classification import PairsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictors.sentence_pair_classifier import (
@@ -14,7 +14,7 @@ from dragoman.inference.predictors.sentence_pair_classifier import (
     PairClassifier,
     PairPrediction,
 )
-from dragoman.tasks.sentence_pairs import PairsTask
+from dragoman.tasks.sentence_pair_classification import PairsTask
 
 PAIRS = [("A man plays", "A man is playing"), ("A dog", "The dog is not running here"), ("a", "x")]
 

@@ -26,7 +26,7 @@ from translator_kit import (
     write_random_bundle,
 )
 
-from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
+from dragoman.data.padding_and_length_groups import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.inference import TranslationOptions, Translator
 from dragoman.inference.batch_translator import Repetition, find_repetition

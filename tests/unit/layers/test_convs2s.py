@@ -22,7 +22,7 @@ from dragoman.layers.convs2s import (
 )
 from dragoman.layers.norms_and_residuals import ScaledResidual
 from dragoman.models.base_block import BuildContext
-from dragoman.models.convolution_blocks import ConvolutionLayer
+from dragoman.models.convs2s_blocks import ConvolutionLayer
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.models.forward_context import ForwardContext, Memory
 

@@ -11,7 +11,12 @@ import torch
 from torch import nn
 
 from dragoman.attention import SinusoidalPositions
-from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
+from dragoman.layers.embedding_and_output_projection import (
+    Embedding,
+    OutputProjection,
+    SegmentInput,
+    StackInput,
+)
 from dragoman.layers.feed_forward import GELU, ChunkedFeedForward, FeedForward, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 

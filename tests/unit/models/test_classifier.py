@@ -11,7 +11,7 @@ from torch import Tensor
 from dragoman.attention import record
 from dragoman.attention.attention_pooling import overlap_penalty
 from dragoman.config import ModelConfig
-from dragoman.config.classify import ClassifyConfig
+from dragoman.config.classification import ClassifyConfig
 from dragoman.models.classifier import (
     ClassifierModel,
     ClassifierSizes,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.data.pretraining_objective_inputs import choose_positions, factorization_ranks
+from dragoman.data.masked_and_permuted_inputs import choose_positions, factorization_ranks
 from dragoman.models.masked_language_model import MaskedLM, build_masked_lm, gather_positions
 
 VOCABULARY, LENGTH = 20, 9

@@ -10,7 +10,7 @@ from dragoman.attention import masks
 from dragoman.attention.attention_weight_hooks import record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
-from dragoman.layers.embedding import SegmentInput
+from dragoman.layers.embedding_and_output_projection import SegmentInput
 from dragoman.models.block_validation import stack_problems
 from dragoman.models.factory import build_model, count_parameters, summarize_model
 from dragoman.models.forward_context import ForwardContext

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dragoman.attention import SmoothedSoftmax, edit, heads_off, record
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig, read_config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from dragoman.layers.norms_and_residuals import NoResidual

@@ -5,7 +5,7 @@ import torch
 
 from dragoman.attention import record
 from dragoman.config import ModelConfig
-from dragoman.config.sentence_pairs import PairsConfig
+from dragoman.config.sentence_pair_classification import PairsConfig
 from dragoman.models.sentence_pair_classifier import (
     POOLINGS,
     SECOND_SENTENCE,

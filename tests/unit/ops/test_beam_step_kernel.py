@@ -37,8 +37,8 @@ from dragoman.layers.norms_and_residuals import (
 from dragoman.models.factory import build_model
 from dragoman.ops.beam_attention import CROSS_ATTENTION_KERNEL, SELF_ATTENTION_KERNEL
 from dragoman.ops.fused_norm import ADD_NORM_KERNEL
-from dragoman.ops.guarded_kernel import GuardedKernel
 from dragoman.ops.topk import TOPK_KERNEL
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 from dragoman.text.special_tokens import EOS
 
 KERNELS = (

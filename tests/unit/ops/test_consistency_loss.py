@@ -149,11 +149,11 @@ def test_the_interpreted_kernel_is_the_definition(
 def test_the_interpreted_kernel_reads_rows_twice_that_it_cannot_hold(
     monkeypatch: pytest.MonkeyPatch, vocab_size: int
 ) -> None:
-    from dragoman.ops.triton import cross_entropy_kernel
+    from dragoman.ops.triton import cross_entropy_kernels
 
     monkeypatch.setattr(CONSISTENCY_KERNEL, "can_run", lambda hidden: True)
-    monkeypatch.setattr(cross_entropy_kernel, "MAX_BLOCK", 128)
-    monkeypatch.setattr(cross_entropy_kernel, "PAIR_BLOCK", 64)
+    monkeypatch.setattr(cross_entropy_kernels, "MAX_BLOCK", 128)
+    monkeypatch.setattr(cross_entropy_kernels, "PAIR_BLOCK", 64)
     assert max(errors(*make_inputs(6, vocab_size), "all")) < 1e-5
     assert CONSISTENCY_KERNEL.is_enabled, "the kernel must not have failed"
 
@@ -162,7 +162,7 @@ def test_the_interpreted_kernel_reads_rows_twice_that_it_cannot_hold(
 @pytest.mark.parametrize(("vocab_size", "block", "warps"), [(8192, 8192, 16), (65_536, 2048, 4)])
 def test_kernel_compiles_for_hopper(vocab_size: int, block: int, warps: int) -> None:
     """Loads and stores must be 16 bytes wide, which decides the speed; a row is read once."""
-    from dragoman.ops.triton import cross_entropy_kernel
+    from dragoman.ops.triton import cross_entropy_kernels
 
     constants = {"COMPUTE_GRADIENT": True, "VOCAB_SIZE": vocab_size, "BLOCK": block}
     floats = ("off_target_prob", "target_extra_prob", "ce_weight", "other_ce_weight")
@@ -174,7 +174,7 @@ def test_kernel_compiles_for_hopper(vocab_size: int, block: int, warps: int) -> 
         **dict.fromkeys((*floats, "kl_weight", "reverse_kl_weight"), "fp32"),
     }
     built = compile_for_hopper(
-        cross_entropy_kernel._consistency_kernel,
+        cross_entropy_kernels._consistency_kernel,
         constants,
         types,
         aligned=("logits", "stride", "targets"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dragoman.layers.feed_forward import GELU, FeedForward
 from dragoman.ops import fused_linear_relu, linear_relu, linear_relu_reference
 from dragoman.ops.fused_linear_relu import LINEAR_RELU_KERNEL, ROW_PARTITIONS
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 SIZES = [
     (1, 3, 8, 16),
@@ -174,14 +174,14 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
     monkeypatch.setitem(
-        sys.modules, "dragoman.ops.triton.relu_backward_kernel", None
+        sys.modules, "dragoman.ops.triton.relu_bias_backward_kernel", None
     )  # importing it fails
-    monkeypatch.delattr("dragoman.ops.triton.relu_backward_kernel", raising=False)
+    monkeypatch.delattr("dragoman.ops.triton.relu_bias_backward_kernel", raising=False)
     assert error(inputs(SIZES[1], torch.float32)) < 1e-5
     assert not is_fused(linear_relu(*inputs(SIZES[1], torch.float32), cuda_graphs=True))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert "relu_backward_kernel" in told[0]  # what was found
+    assert "relu_bias_backward_kernel" in told[0]  # what was found
     assert "falling back to PyTorch" in told[0]
 
 
@@ -222,12 +222,12 @@ def test_interpreted_kernel_equals_float64(
 @needs_triton
 def test_kernel_compiles_for_hopper() -> None:
     """Loads and stores must be 16 bytes wide, which decides the speed."""
-    from dragoman.ops.triton import relu_backward_kernel
+    from dragoman.ops.triton import relu_bias_backward_kernel
 
-    kernel = relu_backward_kernel._relu_backward_kernel
+    kernel = relu_bias_backward_kernel._relu_backward_kernel
     constants = {
-        "STEP": relu_backward_kernel.ROWS_PER_STEP,
-        "COLUMNS": relu_backward_kernel.COLUMNS_PER_PROGRAM,
+        "STEP": relu_bias_backward_kernel.ROWS_PER_STEP,
+        "COLUMNS": relu_bias_backward_kernel.COLUMNS_PER_PROGRAM,
     }
     types = dict.fromkeys(("grad_output", "relu_output", "grad_linear"), "*bf16") | {
         "bias_grad_partials": "*fp32"

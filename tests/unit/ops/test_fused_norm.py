@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, RMSNorm
 from dragoman.ops import fused_norm as module
 from dragoman.ops.dropout import apply_hashed_dropout
-from dragoman.ops.guarded_kernel import GuardedKernel
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 RATE, EPSILON = 0.3, 1e-5
 

@@ -32,7 +32,6 @@ from dragoman.ops.fused_norm import (
     add_norm,
     add_norm_reference,
 )
-from dragoman.ops.guarded_kernel import GuardedKernel
 from dragoman.ops.topk import (
     TOPK_KERNEL,
     ForbiddenTokens,
@@ -40,6 +39,7 @@ from dragoman.ops.topk import (
     topk_log_probs,
     topk_log_probs_reference,
 )
+from dragoman.ops.verified_kernel_fallback import GuardedKernel
 
 KERNELS = (SELF_ATTENTION_KERNEL, CROSS_ATTENTION_KERNEL, ADD_NORM_KERNEL, TOPK_KERNEL)
 NEVER, END = (0, 1, 3), 2

@@ -116,7 +116,7 @@ def test_settings_can_be_changed_on_top() -> None:
 def test_catalogues_and_block_lists_are_read_without_torch() -> None:
     code = """
 import sys
-import dragoman.attention.catalogue, dragoman.layers.catalogue
+import dragoman.attention.catalogue, dragoman.layers.norm_and_activation_catalogue
 import dragoman.models.block_catalogue, dragoman.recipes.catalogue
 import dragoman.attention
 from dragoman.config import read_config

@@ -11,7 +11,7 @@ from dragoman.config import Config, read_config, to_dict
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.runs import output_directory
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
-from dragoman.storage.atomic_write import replace_file
+from dragoman.storage.atomic_and_safe_file_io import replace_file
 
 TRAIN, VALID = (DataFile(part, f"data/{part}.txt", 5, "abc") for part in ("train", "valid"))
 

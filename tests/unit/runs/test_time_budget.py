@@ -100,7 +100,7 @@ def test_the_training_time_is_that_of_the_latest_checkpoint(
 ) -> None:
     states = {"new": {"seconds": 12.5}, "old": {"seconds": 3.0}}
     monkeypatch.setattr(
-        time_budget_module, "read_train_state", lambda checkpoint: states[checkpoint]
+        time_budget_module, "read_trainer_state", lambda checkpoint: states[checkpoint]
     )
     run: Any = SimpleNamespace(verified_checkpoints=lambda: iter(["new", "old"]))
     assert time_budget_module.trained_seconds(run) == 12.5

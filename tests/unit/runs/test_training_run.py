@@ -31,13 +31,13 @@ from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.runs.validation_split import SplitCorpus, is_held_out
 from dragoman.runtime import signals
-from dragoman.storage.disk_checks import DiskFullError
+from dragoman.storage.disk_space_and_errors import DiskFullError
 from dragoman.storage.lock import DirectoryLock
 from dragoman.tasks.translation import TranslationValidator
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.progress_display import QuietProgress
-from dragoman.training.train_state import TrainState
+from dragoman.training.trainer_state import TrainerState
 
 SETTINGS = [
     "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer",
@@ -674,7 +674,7 @@ def test_a_dry_run_rejects_what_the_run_would(corpus, monkeypatch):
         train(configured(corpus), corpus, dry_run=True)
     with pytest.raises(ConfigError, match="found 3 s, of which"):
         train(configured(corpus, "train.time_budget=3"), corpus / "other", dry_run=True)
-    monkeypatch.setattr("dragoman.storage.disk_checks.free_disk_bytes", lambda path: 1000)
+    monkeypatch.setattr("dragoman.storage.disk_space_and_errors.free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskFullError, match="the checkpoints must fit"):
         train(configured(corpus), corpus / "other", dry_run=True)
 
@@ -697,7 +697,7 @@ def asked_to_stop(monkeypatch):
     """Send `times` stop requests at a step."""
 
     def ask(at: int, times: int = 1) -> None:
-        count, left = TrainState.advance, [times]
+        count, left = TrainerState.advance, [times]
 
         def counted(self, update, *rest):
             record = count(self, update, *rest)
@@ -706,7 +706,7 @@ def asked_to_stop(monkeypatch):
                     signals.request_stop("SIGINT")
             return record
 
-        monkeypatch.setattr(TrainState, "advance", counted)
+        monkeypatch.setattr(TrainerState, "advance", counted)
 
     signals.uninstall_handlers()
     yield ask
@@ -745,7 +745,7 @@ def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, asked_to_stop, 
 
 def test_a_resumed_run_has_only_the_rest_of_its_time_budget(corpus, asked_to_stop, monkeypatch):
     asked_to_stop(3)
-    advance = TrainState.advance
+    advance = TrainerState.advance
 
     def slow(self, update, *rest):
         self.seconds += 200
@@ -753,7 +753,7 @@ def test_a_resumed_run_has_only_the_rest_of_its_time_budget(corpus, asked_to_sto
 
     budget = ("train.steps=40", "train.time_budget=600")
     with monkeypatch.context() as patched:
-        patched.setattr(TrainState, "advance", slow)
+        patched.setattr(TrainerState, "advance", slow)
         with pytest.raises(StoppedError, match="stopped at step 3, checkpoint saved"):
             train(configured(corpus, *budget), corpus / "model")
     signals.uninstall_handlers()

@@ -11,7 +11,7 @@ from sync_kit import SyncRecorder
 
 from dragoman.errors import BundleError, CorruptError
 from dragoman.storage import fault_injection, manifest
-from dragoman.storage.atomic_write import write_file
+from dragoman.storage.atomic_and_safe_file_io import write_file
 from dragoman.storage.verification import verify_directory
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import BundleError
-from dragoman.storage.atomic_write import hash_file
+from dragoman.storage.atomic_and_safe_file_io import hash_file
 from dragoman.storage.manifest import MANIFEST_NAME, write_manifest
 from dragoman.storage.verification import list_unlisted_files, verify_directory
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dragoman.bundle import format as bundle_format
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
-from dragoman.config.classify import ClassifyConfig
+from dragoman.config.classification import ClassifyConfig
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import distributions
 
-from dragoman.data.synthetic_sets import ClusteringProblem
+from dragoman.data.synthetic_unordered_sets import ClusteringProblem
 from dragoman.tasks.gaussian_mixture_em import MIN_DEVIATION, GaussianMixture, fit_by_em
 
 

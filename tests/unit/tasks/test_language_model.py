@@ -20,7 +20,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
-from dragoman.data.language_model_segments import SegmentPlan
+from dragoman.data.language_model_segment_plan import SegmentPlan
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch, build_stream

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dragoman.config.config import DataConfig
-from dragoman.config.tag import TagConfig
+from dragoman.config.tagging import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.tasks.tagging import TagBatch, TaggingTask

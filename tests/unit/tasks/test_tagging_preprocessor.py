@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.config import Config
 from dragoman.config.config import TextConfig
-from dragoman.config.tag import TOKEN_FEATURES, TagConfig
+from dragoman.config.tagging import TOKEN_FEATURES, TagConfig
 from dragoman.errors import BundleError, DataError
 from dragoman.tasks.tagging_preprocessor import (
     TaggedSentence,

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.schema_validation import find_problems
+from dragoman.explain.explanation_schema_validation import find_problems
 
 PATH = Path(__file__).resolve().parents[3] / "tools" / "explorer_fixtures.py"
 

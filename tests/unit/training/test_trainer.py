@@ -655,8 +655,8 @@ class SpikingTask(TranslationTask):
 
 def test_a_spike_marks_the_next_checkpoint(tmp_path, monkeypatch) -> None:
     """A run that is resumed there marks no later one either."""
-    monkeypatch.setattr("dragoman.training.train_state.SPIKE_WINDOW", 3)
-    monkeypatch.setattr("dragoman.training.train_state.SPIKE_SIGMAS", 1e3)
+    monkeypatch.setattr("dragoman.training.trainer_state.SPIKE_WINDOW", 3)
+    monkeypatch.setattr("dragoman.training.trainer_state.SPIKE_SIGMAS", 1e3)
     train(tmp_path / "whole", parts={"task": SpikingTask(6)})
     train(tmp_path / "cut", steps=8, parts={"task": SpikingTask(6)})
     train(tmp_path / "cut", resume=True, parts={"task": SpikingTask(0)})

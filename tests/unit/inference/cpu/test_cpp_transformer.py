@@ -16,18 +16,18 @@ from model_kit import perturb_weights
 from search_kit import search_with_own_backend as search
 
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import SearchRequest
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, PRECISIONS, convert_model
-from dragoman.inference.cpu.torch_transformer import TorchTransformer
+from dragoman.inference.cpu.packed_torch_transformer import TorchTransformer
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 
@@ -233,7 +233,9 @@ def test_int8_is_close_to_the_model_and_to_torch_int8(
 ) -> None:
     model = make()
     form = compiled(model, INT8)
-    monkeypatch.setattr("dragoman.inference.cpu.model_conversion.load_kernel_library", lambda: None)
+    monkeypatch.setattr(
+        "dragoman.inference.cpu.cpu_engine_conversion.load_kernel_library", lambda: None
+    )
     plainly = convert_model(model, INT8).model
     assert isinstance(plainly, TorchTransformer)
 

@@ -11,16 +11,16 @@ from model_kit import perturb_weights
 from search_kit import search_with_own_backend as search
 
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import mask_invalid_tokens
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
 from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import ZERO_POINT, pack_int8_filter
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, convert_model
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, convert_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.ops.topk import blocked_argmax

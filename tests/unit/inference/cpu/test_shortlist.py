@@ -15,19 +15,19 @@ import torch
 from model_kit import perturb_weights
 
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
 from dragoman.decoding.constraint_definitions import Require
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.token_characters import TokenCharacters
+from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
 from dragoman.inference.cpu import shortlist
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.model_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -15,15 +15,15 @@ from kernel_kit import needs_gpu
 from model_kit import perturb_weights
 
 from dragoman.config import Config
+from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.search_interface import search
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine, SearchRequest
-from dragoman.inference.cpu.model_conversion import FLOAT16, FLOAT32
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT16, FLOAT32
 from dragoman.inference.cuda import graph_beam_search
 from dragoman.inference.cuda.cuda_backend import CudaBackend, default_precision
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, cuda_unsupported_reason

@@ -16,7 +16,7 @@ from dragoman.checkpoint.checkpoint_io import ShardedTensors, shard_file_names
 from dragoman.config import TrainConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError, DivergedError
-from dragoman.storage.atomic_write import FileRecord
+from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.training.checkpointer import Checkpointer, _merge_file_records
 from dragoman.training.data_loader import DataLoader
