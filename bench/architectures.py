@@ -48,7 +48,7 @@ def add_files(architecture: Architecture, work: Path) -> Config:
 
 def prepare_all(chosen: list[Architecture], work: Path) -> None:
     """Train tokenizers and prepare the data before timing."""
-    from dragoman.runs.data_preparation import prepare_data
+    from dragoman.runs.translation_data_preparation import prepare_data
     from dragoman.training.progress_display import QuietProgress
 
     for architecture in {
@@ -73,9 +73,9 @@ def train_architecture(
     from dragoman.inference import Translator
     from dragoman.models.factory import count_parameters
     from dragoman.runs.auto_config import apply_step_count
-    from dragoman.runs.data_preparation import prepare_data
     from dragoman.runs.final_model_and_card import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
+    from dragoman.runs.translation_data_preparation import prepare_data
     from dragoman.runs.translation_run_builder import TranslationBuilder
     from dragoman.runtime.device import choose_device
     from dragoman.training.distributed.process_group import ProcessGroup

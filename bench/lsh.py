@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from dragoman.attention.lsh_bucket_count import default_buckets, factor_buckets
 from dragoman.config import ModelConfig
 from dragoman.layers.reversible import run_sublayers, run_sublayers_reversible
-from dragoman.models.base_block import BuildContext
+from dragoman.models.block_interface import BuildContext
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.reformer_blocks import Reformer
 from dragoman.ops import attend_reference

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dragoman.data.compressed_input_streams import FileStream
 from dragoman.data.corpus_checks import overlap_key
-from dragoman.data.input_files import FileStream
 from dragoman.evaluate.nb_svm import COST, INTERPOLATION, NBSVM, SMOOTHING
 
 

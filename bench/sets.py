@@ -56,11 +56,11 @@ from dragoman.models.set_blocks import (
     PoolingByMultiheadAttention,
     SetAttentionBlock,
 )
-from dragoman.models.set_transformer import SetTransformer
+from dragoman.models.set_transformer_and_deep_sets import SetTransformer
 from dragoman.tasks.base import TrainingTask
 from dragoman.tasks.gaussian_mixture_em import fit_by_em
 from dragoman.tasks.sentence_pair_classification import PairsTask
-from dragoman.tasks.unordered_sets import SetBatch, SetsTask
+from dragoman.tasks.set_input_task import SetBatch, SetsTask
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 

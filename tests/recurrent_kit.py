@@ -7,7 +7,7 @@ from torch import nn
 
 from dragoman.config import ModelConfig
 from dragoman.layers.rnn import RNN
-from dragoman.models.base_block import BuildContext
+from dragoman.models.block_interface import BuildContext
 
 D = 6
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dragoman.cli.command_progress_bar import progress
 from dragoman.cli.input_lines import InputFiles, check_inputs
 from dragoman.cli.options import (
     SAMPLING_PANEL,
@@ -24,7 +25,6 @@ from dragoman.cli.options import (
     TopKOption,
 )
 from dragoman.cli.printing import format_count, print_json, print_note
-from dragoman.cli.progress import progress
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, PairFilter
 from dragoman.storage.atomic_and_safe_file_io import hash_file

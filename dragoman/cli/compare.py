@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli.command_progress_bar import progress, track
 from dragoman.cli.options import (
     DeviceOption,
     FromOption,
@@ -21,7 +22,6 @@ from dragoman.cli.options import (
     require_command,
 )
 from dragoman.cli.printing import print_json, print_note, print_result, print_table
-from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:

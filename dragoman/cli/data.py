@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.command_progress_bar import ProgressBar, progress
 from dragoman.cli.options import (
     JsonOption,
     PairsOption,
@@ -22,7 +23,6 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.parallel_corpus_opener import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
-from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _check_labeled(
     json: bool,
 ) -> None:
     """Check labelled files and print their labels and findings."""
-    from dragoman.data.input_files import open_input_file
+    from dragoman.data.compressed_input_streams import open_input_file
     from dragoman.data.labeled_records import read_records, read_rows
     from dragoman.data.task_data_checks import READERS, check_labels
     from dragoman.training.progress_display import open_progress

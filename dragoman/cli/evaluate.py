@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dragoman.cli.command_progress_bar import progress, track
 from dragoman.cli.options import (
     BatchSizeOption,
     BeamOption,
@@ -25,7 +26,6 @@ from dragoman.cli.options import (
     ToOption,
 )
 from dragoman.cli.printing import print_json, print_note, print_result, print_table
-from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 from dragoman.storage.user_output_files import check_output_file, open_output
 
@@ -182,7 +182,7 @@ def _evaluate_task(
 ) -> None:
     """Score a model of another task and print its metrics."""
     from dragoman.bundle.format import read_command, read_task
-    from dragoman.data.input_files import open_input_file
+    from dragoman.data.compressed_input_streams import open_input_file
     from dragoman.training.progress_display import open_progress
 
     if wrong:

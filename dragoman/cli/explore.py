@@ -277,7 +277,7 @@ def _explain_text(
 
 def read_explanation(path: Path) -> Explanation:
     """Return a stored explanation; raise DataError for anything else."""
-    from dragoman.data.input_files import open_input_file
+    from dragoman.data.compressed_input_streams import open_input_file
     from dragoman.explain.explanation import Explanation
 
     with open_input_file(path) as file:

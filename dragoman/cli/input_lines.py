@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from dragoman.data.input_files import FileStream, open_input_file
+from dragoman.data.compressed_input_streams import FileStream, open_input_file
 from dragoman.data.text_lines import detect_utf16, guess_encoding
 from dragoman.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, with their validation."""
+"""Options and arguments that several commands share (--beam, --device, …), with their checks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dragoman.cli.command_progress_bar import is_terminal
 from dragoman.cli.printing import print_note, show_notes
-from dragoman.cli.progress import is_terminal
 from dragoman.config import device_engine_and_precision_names
 from dragoman.errors import BundleError, ConfigError
 
@@ -114,7 +114,7 @@ def check_run(context: typer.Context, path: Path) -> Path:
 
 def check_text(context: typer.Context, path: Path | None) -> Path | None:
     """Raise DataError unless a regular file can be opened."""
-    from dragoman.data.input_files import open_input_file
+    from dragoman.data.compressed_input_streams import open_input_file
 
     if path is not None and not context.resilient_parsing:
         open_input_file(path).close()

@@ -17,7 +17,12 @@ from dragoman.cli.options import (
     check_run,
     check_text,
 )
-from dragoman.cli.plot_figures import ENTROPY_SENTENCES, FIGURES, MAX_SENTENCES, PlottedModel
+from dragoman.cli.plot_figure_catalogue import (
+    ENTROPY_SENTENCES,
+    FIGURES,
+    MAX_SENTENCES,
+    PlottedModel,
+)
 from dragoman.cli.printing import print_note, print_result
 from dragoman.errors import ConfigError, suggest_name
 

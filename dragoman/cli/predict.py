@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.command_progress_bar import is_terminal, progress
 from dragoman.cli.input_lines import check_inputs, decode_lines, open_stream_lines
 from dragoman.cli.options import (
     BatchSizeOption,
@@ -21,7 +22,6 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.printing import PIPE_WIDTH, format_count, print_json, print_note
 from dragoman.cli.printing import print_text as write_output
-from dragoman.cli.progress import is_terminal, progress
 from dragoman.cli.translate import line_writer, warn_about_file
 from dragoman.errors import ConfigError, DataError
 from dragoman.storage.user_output_files import check_output_file, open_output

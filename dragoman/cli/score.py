@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli.command_progress_bar import is_terminal, progress
 from dragoman.cli.options import (
     BatchSizeOption,
     DefaultModelOption,
@@ -27,7 +28,6 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.parallel_corpus_opener import open_corpus
 from dragoman.cli.printing import format_count, print_json, print_note, print_result
-from dragoman.cli.progress import is_terminal, progress
 from dragoman.errors import DataError
 
 if TYPE_CHECKING:

@@ -246,7 +246,7 @@ def _start_training(
     from dragoman.config import apply_overrides, overridden_settings, read_config
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
-    from dragoman.config.unordered_sets import GENERATED_PROBLEMS
+    from dragoman.config.set_input_task import GENERATED_PROBLEMS
     from dragoman.recipes.recipe_miniature import mini
     from dragoman.runs.output_directory import OutputDirectory
 
@@ -364,7 +364,7 @@ def check_corpus_files(config: Config | None) -> None:
     Training files must not all be empty.
     """
     from dragoman.config.config import CORPUS_SETTINGS, file_names
-    from dragoman.data.input_files import open_input_file
+    from dragoman.data.compressed_input_streams import open_input_file
 
     if config is None:
         return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from dragoman.cli.command_progress_bar import ProgressBar, is_terminal, progress
 from dragoman.cli.constraint_options import (
     ConstraintOption,
     ForbidOption,
@@ -42,7 +43,6 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.printing import format_count, print_json, print_note
 from dragoman.cli.printing import print_text as write_output
-from dragoman.cli.progress import ProgressBar, is_terminal, progress
 from dragoman.config.device_engine_and_precision_names import check_utility
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.user_output_files import check_output_file, open_output

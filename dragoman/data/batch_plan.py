@@ -1,7 +1,8 @@
 """Batch order: which sentence pairs form which micro-batch, a pure function of (seed, epoch).
 
 Every pair occurs once per epoch. Pairs are shuffled, assigned to the smallest batch shape that
-holds them, and fill its batches; the batches are shuffled in turn. A corpus of more than 4 million
+holds them, and fill its batches, up to `train.batch_tokens` tokens (`BatchShape.rows` in
+`bucket_shapes.py`); the batches are shuffled in turn. A corpus of more than 4 million
 pairs is planned in windows of that size, made of shuffled blocks: planning needs bounded memory,
 and a resumed run plans only the window it is in.
 

@@ -1,4 +1,4 @@
-"""Batches: padded token ids with their lengths. Masks come from the lengths, not from the ids."""
+"""Batches: padded token ids with their lengths, and padding masks made from the lengths."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dragoman.config.config import Config
 from dragoman.config.sentence_pair_classification import PairsConfig
-from dragoman.data.input_files import FileStream
+from dragoman.data.compressed_input_streams import FileStream
 from dragoman.data.tabular_files import ROW_READERS, TableRow
 from dragoman.data.text_lines import BadLine, read_line_blocks
 from dragoman.errors import DataError, suggest_name

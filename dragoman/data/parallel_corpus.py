@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dragoman.config.config import DataConfig, file_names
 from dragoman.config.translation_directions import Direction, parse_direction
-from dragoman.data.input_files import DecompressionLimits, FileStream
+from dragoman.data.compressed_input_streams import DecompressionLimits, FileStream
 from dragoman.data.misalignment_detection import Misalignment, find_misalignment, line_features
 from dragoman.data.tabular_files import (
     ROW_READERS,

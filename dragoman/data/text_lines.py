@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.data.input_files import DecompressionLimits, FileStream
+from dragoman.data.compressed_input_streams import DecompressionLimits, FileStream
 from dragoman.errors import DataError
 
 _HIGH_RUNS = re.compile(rb"[\x80-\xff]+")

@@ -13,13 +13,13 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import BundleError
 from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
-from dragoman.exchange.transformer_export_spec import marian_language_code
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
 from dragoman.inference.exported_engine_files import check_engine_files
 from dragoman.inference.untrusted_engine_trial import require_trial
-from dragoman.runtime.optional_packages import require_packages
+from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage import manifest
+from dragoman.text.marian_tokenizer import marian_language_code
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import UNK
 

@@ -18,20 +18,20 @@ from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeK
 from dragoman.config import Config
 from dragoman.config.device_engine_and_precision_names import check_quantization
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_export_spec import (
+from dragoman.exchange.transformer_structure_reader import (
     StackSpec,
-    TransformerSpec,
+    TransformerStructure,
     embedding_table,
     export_problem,
     output_matrix,
     raise_problems,
-    read_transformer_spec,
+    read_transformer_structure,
 )
 from dragoman.layers.feed_forward import GEGLU, GELU, GatedActivation, ReLU, SwiGLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm, RMSNorm, T5Norm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer_blocks import TransformerLayer
-from dragoman.runtime.optional_packages import require_packages
+from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
@@ -72,7 +72,7 @@ def save_ctranslate2(
     """Write `model.bin`, `config.json` and the vocabularies of CTranslate2 into a directory."""
     check_quantization(quantization)
     require_packages("ctranslate2")
-    shape = read_transformer_spec(model, PROGRAM)
+    shape = read_transformer_structure(model, PROGRAM)
     raise_problems(_unsupported_settings(shape))
     spec = _build_spec(shape, model, config)
     for register, tokenizer in (
@@ -112,7 +112,7 @@ def position_table_rows(config: Config) -> int:
     )
 
 
-def _unsupported_settings(shape: TransformerSpec) -> list[str]:
+def _unsupported_settings(shape: TransformerStructure) -> list[str]:
     """Yield the settings that CTranslate2 cannot express."""
     found: list[str] = []
     for name, known in _SUPPORTED.items():
@@ -137,7 +137,7 @@ def _unsupported_settings(shape: TransformerSpec) -> list[str]:
     return found
 
 
-def _build_spec(shape: TransformerSpec, model: EncoderDecoder, config: Config) -> Any:
+def _build_spec(shape: TransformerStructure, model: EncoderDecoder, config: Config) -> Any:
     """Fill the model specification of CTranslate2 with our weights."""
     from ctranslate2.specs import transformer_spec as specs
 

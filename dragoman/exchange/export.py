@@ -34,7 +34,7 @@ from dragoman.inference.exported_engine_files import (
     publish_engine,
     require_replaceable,
 )
-from dragoman.runtime.optional_packages import require_packages
+from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage.disk_space_and_errors import require_disk_space, require_new_directory
 from dragoman.storage.int8_quantization import dequantize_tensors, quantize_tensors
 

@@ -20,19 +20,19 @@ from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, Sin
 from dragoman.config import Config
 from dragoman.exchange.huggingface_runner import quiet_transformers
 from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face
-from dragoman.exchange.transformer_export_spec import (
-    TransformerSpec,
+from dragoman.exchange.transformer_structure_reader import (
+    TransformerStructure,
     embedding_table,
     export_problem,
-    marian_language_code,
     output_matrix,
     raise_problems,
-    read_transformer_spec,
+    read_transformer_structure,
 )
 from dragoman.layers.feed_forward import GELU, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.storage.atomic_and_safe_file_io import native_path
+from dragoman.text.marian_tokenizer import marian_language_code
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
@@ -45,7 +45,7 @@ def save_hugging_face(
     model: EncoderDecoder, tokenizers: Tokenizers, config: Config, directory: Path
 ) -> None:
     """Write model and tokenizer into a directory for `transformers`."""
-    shape = read_transformer_spec(model, PROGRAM)
+    shape = read_transformer_structure(model, PROGRAM)
     raise_problems(_unsupported_settings(shape, model, tokenizers))
     with quiet_transformers(), native_path(directory) as folder:
         try:
@@ -56,7 +56,7 @@ def save_hugging_face(
 
 
 def _unsupported_settings(
-    shape: TransformerSpec, model: EncoderDecoder, tokenizers: Tokenizers
+    shape: TransformerStructure, model: EncoderDecoder, tokenizers: Tokenizers
 ) -> list[str]:
     """Yield the settings that neither Marian nor Pegasus can express."""
     found: list[str] = []
@@ -121,7 +121,7 @@ def _unsupported_settings(
 
 
 def _build_model(
-    shape: TransformerSpec, model: EncoderDecoder, config: Config, tokenizers: Tokenizers
+    shape: TransformerStructure, model: EncoderDecoder, config: Config, tokenizers: Tokenizers
 ) -> Any:
     """Build the `transformers` model from our weights."""
     import transformers
@@ -200,7 +200,7 @@ def _name_embeddings(
 
 
 def _config_arguments(
-    shape: TransformerSpec, config: Config, tokenizers: Tokenizers
+    shape: TransformerStructure, config: Config, tokenizers: Tokenizers
 ) -> dict[str, Any]:
     """Return the configuration for `transformers`; ids stay ours, and decoding starts at `<s>`."""
     return {

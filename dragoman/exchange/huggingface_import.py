@@ -36,7 +36,7 @@ from dragoman.exchange.huggingface_directory_reader import (
 )
 from dragoman.exchange.huggingface_runner import TransformersRunner
 from dragoman.exchange.huggingface_weight_names import from_hugging_face
-from dragoman.runtime.optional_packages import is_installed
+from dragoman.runtime.optional_package_checks import is_installed
 from dragoman.storage.atomic_and_safe_file_io import staged_directory
 from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.text.marian_tokenizer import ImportedTokenizer

@@ -20,19 +20,19 @@ import torch
 
 from dragoman.config import Config
 from dragoman.errors import ConfigError, DragomanError
-from dragoman.exchange.onnx_graphs import (
+from dragoman.exchange.onnx_traced_modules import (
     BATCH,
     PAST,
     SOURCE,
-    DecoderStepGraph,
-    EncoderGraph,
     StateTensor,
+    TracedDecoderStep,
+    TracedEncoder,
     example_state,
     find_state_tensors,
 )
-from dragoman.exchange.transformer_export_spec import NATIVE_HINT, require_two_stacks
+from dragoman.exchange.transformer_structure_reader import NATIVE_HINT, require_two_stacks
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.runtime.optional_packages import require_packages
+from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
@@ -47,14 +47,14 @@ def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
         slots = find_state_tensors(model)
         _require_position_cache(slots, config)
         _export_graph(
-            EncoderGraph(model, slots),
+            TracedEncoder(model, slots),
             _encoder_inputs(),
             _encoder_names(slots),
             directory / ENCODER,
         )
         tensors = example_state(model, slots)
         _export_graph(
-            DecoderStepGraph(model, slots),
+            TracedDecoderStep(model, slots),
             _step_inputs(slots, tensors),
             _step_names(slots),
             directory / DECODER_STEP,

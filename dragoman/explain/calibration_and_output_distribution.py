@@ -25,7 +25,7 @@ from dragoman.ops import IGNORE_INDEX
 from dragoman.tasks.base import TrainingTask, evaluation_batches
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.language_model import LanguageTask
-from dragoman.tasks.masked_language_model import MaskedLanguageTask
+from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
 from dragoman.tasks.sentence_pair_classification import PairBatch, PairsTask
 from dragoman.tasks.tagging import TagBatch, TaggingTask
 from dragoman.text.special_tokens import BOS, EOS

@@ -1,6 +1,6 @@
 """Explanations of the tasks besides translation, made from one input that can be run again.
 
-A `TaskInput` (`task_inputs/base.py`) is run with its attentions recorded, with
+A `TaskExplainer` (`task_explainers/base.py`) is run with its attentions recorded, with
 parts switched off, and with gradients; everything in the explanation comes from such passes.
 """
 
@@ -33,7 +33,7 @@ from dragoman.explain.explanation import (
     HeadSummary,
     Step,
 )
-from dragoman.explain.task_inputs.base import (
+from dragoman.explain.task_explainers.base import (
     INPUT_X_GRADIENT,
     INTEGRATED_GRADIENTS,
     OCCLUSION,
@@ -41,7 +41,7 @@ from dragoman.explain.task_inputs.base import (
     Floats,
     RecordedSite,
     Switch,
-    TaskInput,
+    TaskExplainer,
     to_array,
 )
 
@@ -57,7 +57,7 @@ ARRAY_NAMES = {
 
 
 def explain_task(
-    given: TaskInput, *, off: Sequence[str] = (), attribution: str | None = INPUT_X_GRADIENT
+    given: TaskExplainer, *, off: Sequence[str] = (), attribution: str | None = INPUT_X_GRADIENT
 ) -> Explanation:
     """Return the explanation of an input, with some parts of the model switched off."""
     if attribution == INPUT_X_GRADIENT and not given.embeddings:
@@ -118,7 +118,7 @@ def explain_task(
     return replace(found, lens=None if lens is None else lens[0])
 
 
-def make_steps(given: TaskInput, log_probs: Tensor, ids: Sequence[int]) -> list[Step]:
+def make_steps(given: TaskExplainer, log_probs: Tensor, ids: Sequence[int]) -> list[Step]:
     """Return the steps of log-probabilities (T, V)."""
     log_probs = log_probs.float().cpu()
     best = log_probs.topk(min(TOP, log_probs.size(1)), dim=1)
@@ -140,7 +140,7 @@ def make_steps(given: TaskInput, log_probs: Tensor, ids: Sequence[int]) -> list[
     ]
 
 
-def ablate_task(given: TaskInput, explanation: Explanation, heads: Sequence[str]) -> Ablation:
+def ablate_task(given: TaskExplainer, explanation: Explanation, heads: Sequence[str]) -> Ablation:
     """Return what changes when heads are switched off besides those that are off already.
 
     `effect` is the change of each explained output; the new output, its steps and its score are
@@ -162,7 +162,9 @@ def ablate_task(given: TaskInput, explanation: Explanation, heads: Sequence[str]
     )
 
 
-def task_head_effects(given: TaskInput, explanation: Explanation) -> Iterator[tuple[str, float]]:
+def task_head_effects(
+    given: TaskExplainer, explanation: Explanation
+) -> Iterator[tuple[str, float]]:
     """Yield each head with the change of the explained outputs' sum when it is switched off."""
     before = list(explanation.request.get("off", ()))
     ids = [step.id for step in explanation.steps] or [0]
@@ -173,7 +175,7 @@ def task_head_effects(given: TaskInput, explanation: Explanation) -> Iterator[tu
 
 
 def attribute_task(
-    given: TaskInput, explanation: Explanation, method: str
+    given: TaskExplainer, explanation: Explanation, method: str
 ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
     """Return the attribution of an explanation's outputs to its input by a method."""
     _check_method(given, method)
@@ -184,7 +186,7 @@ def attribute_task(
 class _Ablations:
     """Parts of a model that are switched off: edits of attention weights, and other parts."""
 
-    def __init__(self, given: TaskInput, names: Sequence[str]) -> None:
+    def __init__(self, given: TaskExplainer, names: Sequence[str]) -> None:
         self.given = given
         special = given.special_switches
         switches, self.off = list[Switch](), list[str]()
@@ -213,7 +215,7 @@ class _Ablations:
             yield
 
 
-def find_switches(given: TaskInput) -> dict[str, Switch]:
+def find_switches(given: TaskExplainer) -> dict[str, Switch]:
     """Return the switches of all heads by name, such as "e0.1"."""
     with torch.no_grad(), record(given.model) as records:
         given.run()
@@ -242,14 +244,14 @@ def combine_switches(switches: Sequence[Switch]) -> dict[str, WeightsEdit]:
 
 
 @torch.no_grad()
-def _run_explained(given: TaskInput, ids: Sequence[int], changes: _Ablations) -> Tensor:
+def _run_explained(given: TaskExplainer, ids: Sequence[int], changes: _Ablations) -> Tensor:
     """Return the explained numbers (T,) of given outputs, with explicit attention weights."""
     # Recorded, so that an unchanged pass has the bits of an explanation.
     with changes.apply(), record(given.model):
         return given.explained(given.run(off=changes.off), ids)[0].double().cpu()
 
 
-def _make_score(given: TaskInput, explained: Tensor) -> dict[str, Any]:
+def _make_score(given: TaskExplainer, explained: Tensor) -> dict[str, Any]:
     """Return the score: the sum of the log-probabilities, or the predicted number."""
     total = math.fsum(explained.tolist())
     if not given.is_distribution:
@@ -258,7 +260,7 @@ def _make_score(given: TaskInput, explained: Tensor) -> dict[str, Any]:
 
 
 def _make_checks(
-    given: TaskInput,
+    given: TaskExplainer,
     seen: Sequence[RecordedSite],
     log_probs: Tensor,
     changes: _Ablations,
@@ -306,7 +308,7 @@ def _summarize_heads(found: Explanation, estimates: Mapping[str, float]) -> list
 
 
 def estimate_effects(
-    given: TaskInput, seen: Sequence[RecordedSite], ids: Sequence[int], changes: _Ablations
+    given: TaskExplainer, seen: Sequence[RecordedSite], ids: Sequence[int], changes: _Ablations
 ) -> dict[str, float]:
     """Return the first-order change of the explained sum when each head is switched off.
 
@@ -346,7 +348,7 @@ def estimate_effects(
 # Attribution
 
 
-def _check_method(given: TaskInput, method: str) -> None:
+def _check_method(given: TaskExplainer, method: str) -> None:
     """Raise ConfigError for a method of attribution that the model does not allow."""
     known = given.attributions
     if method not in known:
@@ -359,7 +361,7 @@ def _check_method(given: TaskInput, method: str) -> None:
 
 
 def _attribute(
-    given: TaskInput, ids: Sequence[int], method: str, changes: _Ablations
+    given: TaskExplainer, ids: Sequence[int], method: str, changes: _Ablations
 ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
     """Return an attribution and its array (T, S)."""
     gap = None
@@ -390,7 +392,7 @@ def _attribute(
 
 
 def input_x_gradient(
-    given: TaskInput, ids: Sequence[int], changes: _Ablations, *, scale: float = 1.0
+    given: TaskExplainer, ids: Sequence[int], changes: _Ablations, *, scale: float = 1.0
 ) -> Floats:
     """Return the input times the gradient of each explained number: (T, S).
 
@@ -417,7 +419,7 @@ def input_x_gradient(
 
 
 @torch.no_grad()
-def zero_each_value(given: TaskInput, ids: Sequence[int], changes: _Ablations) -> Floats:
+def zero_each_value(given: TaskExplainer, ids: Sequence[int], changes: _Ablations) -> Floats:
     """Return the drop (T, S) of each explained number when a token's values are zero.
 
     Mohebbi et al. (2023), "Quantifying Context Mixing in Transformers", who compare hidden states;
@@ -433,7 +435,7 @@ def zero_each_value(given: TaskInput, ids: Sequence[int], changes: _Ablations) -
 
 
 def integrated_gradients(
-    given: TaskInput, ids: Sequence[int], changes: _Ablations
+    given: TaskExplainer, ids: Sequence[int], changes: _Ablations
 ) -> tuple[Floats, float]:
     """Return integrated gradients (T, S) from zero vectors, and how far they are from complete.
 

@@ -31,7 +31,7 @@ from dragoman.inference.exported_engine_files import (
 )
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.untrusted_engine_trial import is_trusted, require_trial
-from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
+from dragoman.runtime.optional_package_checks import install_hint, missing_reason, require_packages
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from dragoman.inference.explanation_counterfactuals import (
 )
 from dragoman.inference.line_segments import Segment, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.source_language_detection import DirectionChooser
+from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.sentencepiece_tokenizer import Tokenizers

@@ -34,7 +34,7 @@ from dragoman.inference.line_segments import (
     split_lines,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.source_language_detection import DirectionChooser
+from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.inference.translation_result import Translation, add_confidence
 from dragoman.inference.translation_scoring import PairScore, score_pairs

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.models.base_block import Block, ExtendOutput, SegmentOutput
+from dragoman.models.block_interface import Block, ExtendOutput, SegmentOutput
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.forward_context import ForwardContext
 

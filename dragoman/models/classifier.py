@@ -31,18 +31,15 @@ from dragoman.layers.label_wise_attention import (
     LabelOutput,
     NameMatches,
 )
+from dragoman.layers.ngram_bag import NgramBag
 from dragoman.layers.sequence_pooling import (
     LastBidirectionalPooling,
     LastPooling,
     MaxPooling,
     MeanPooling,
 )
-from dragoman.layers.text_classifier_features import (
-    FilterBank,
-    NgramBag,
-    OneHotFilterBank,
-    WordEmbedding,
-)
+from dragoman.layers.text_cnn import FilterBank, OneHotFilterBank
+from dragoman.layers.word_embedding import WordEmbedding
 from dragoman.models.block_stack import Stack
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.forward_context import ForwardContext

@@ -17,7 +17,7 @@ from dragoman.layers.convs2s import (
     WeightNormWeight,
 )
 from dragoman.layers.norms_and_residuals import Residual
-from dragoman.models.base_block import Block, BuildContext, ExtendOutput, build_residual
+from dragoman.models.block_interface import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_options import ConvolutionOptions
 from dragoman.models.decoder_state import DecoderState

@@ -20,8 +20,8 @@ from dragoman.layers.embedding_and_output_projection import (
     SegmentInput,
     StackInput,
 )
-from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_interface import Block, BuildContext
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_stack import Stack
 from dragoman.models.block_validation import resolve_block, stack_problems

@@ -20,8 +20,8 @@ from dragoman.attention.relative_positions import TransformerXLBias
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection, StackInput
-from dragoman.models.base_block import ExtendOutput
 from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_interface import ExtendOutput
 from dragoman.models.block_list_parser import parse_blocks
 from dragoman.models.block_stack import Stack
 from dragoman.models.block_validation import stack_problems

@@ -22,7 +22,7 @@ from dragoman.layers.reversible import (
     run_sublayers,
     run_sublayers_reversible,
 )
-from dragoman.models.base_block import Block, BuildContext, ExtendOutput, build_residual
+from dragoman.models.block_interface import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import ReformerOptions
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.forward_context import ForwardContext

@@ -28,7 +28,7 @@ from dragoman.layers.rnn import (
     TanhRNN,
 )
 from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
-from dragoman.models.base_block import (
+from dragoman.models.block_interface import (
     Block,
     BuildContext,
     ExtendOutput,

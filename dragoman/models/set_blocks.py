@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
-from dragoman.models.base_block import Block, build_residual
+from dragoman.models.block_interface import Block, build_residual
 from dragoman.models.forward_context import ForwardContext
 from dragoman.ops.masked_pooling import max_pool, mean_pool, sum_pool
 from dragoman.registry import catalogue

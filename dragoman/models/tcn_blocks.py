@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dragoman import ops
 from dragoman.layers.convs2s import GatedConvolution, WeightNormWeight
-from dragoman.models.base_block import Block, BuildContext, ExtendOutput
+from dragoman.models.block_interface import Block, BuildContext, ExtendOutput
 from dragoman.models.block_options import TCNOptions
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.forward_context import ForwardContext

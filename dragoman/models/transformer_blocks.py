@@ -13,7 +13,7 @@ from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.norms_and_residuals import Residual
-from dragoman.models.base_block import (
+from dragoman.models.block_interface import (
     Block,
     BuildContext,
     ExtendOutput,

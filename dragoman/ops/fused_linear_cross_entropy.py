@@ -2,7 +2,8 @@
 logits.
 
 One loop over chunks serves the plain loss and the losses of two passes over the same targets,
-R-Drop and SimCut.
+R-Drop and SimCut. The tasks of translation and language modeling call it; taggers smooth their
+labels in `layers/crf_and_token_softmax.py`.
 """
 
 from __future__ import annotations

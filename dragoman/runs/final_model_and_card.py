@@ -24,8 +24,8 @@ from dragoman.evaluate.translation_confidence import (
 )
 from dragoman.evaluate.translation_metrics import sentence_chrf
 from dragoman.inference import Translation
-from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.time_budget import TimeBudget
+from dragoman.runs.translation_data_preparation import PreparedData
 from dragoman.training.progress_display import format_duration
 from dragoman.training.trainer import TrainResult
 

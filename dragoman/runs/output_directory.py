@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config import Config, from_dict, to_dict
-from dragoman.data.input_files import file_sha256
+from dragoman.data.compressed_input_streams import file_sha256
 from dragoman.errors import (
     BundleError,
     ConfigError,

@@ -28,7 +28,6 @@ from dragoman.runs.auto_config import (
     measure_corpus,
 )
 from dragoman.runs.base_run_builder import RunBuilder
-from dragoman.runs.data_preparation import PreparedData, open_corpora, prepare_data
 from dragoman.runs.final_model_and_card import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
@@ -39,15 +38,16 @@ from dragoman.runs.finetune import (
     record_extension,
     require_same_model,
 )
-from dragoman.runs.non_translation_run_builder import PreparedTask, TaskBuilder, prepare_task
-from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
-from dragoman.runs.resource_estimate import (
+from dragoman.runs.measured_resource_estimate import (
     RunEstimate,
     estimate_run,
     measure_random_throughput,
     require_model_fits_memory,
 )
+from dragoman.runs.non_translation_run_builder import PreparedTask, TaskBuilder, prepare_task
+from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
+from dragoman.runs.translation_data_preparation import PreparedData, open_corpora, prepare_data
 from dragoman.runs.translation_run_builder import TranslationBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.device import (

@@ -29,7 +29,6 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.runs.auto_config import max_epochs
 from dragoman.runs.base_run_builder import VALIDATION_BATCH_TOKENS, DataSummary, RunBuilder
-from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.final_model_and_card import (
     calibrate_confidence,
     describe_calibration,
@@ -38,8 +37,9 @@ from dragoman.runs.final_model_and_card import (
     translation_data_rows,
 )
 from dragoman.runs.finetune import load_init_weights
-from dragoman.runs.resource_estimate import estimate_validation_seconds
+from dragoman.runs.measured_resource_estimate import estimate_validation_seconds
 from dragoman.runs.time_budget import TimeBudget
+from dragoman.runs.translation_data_preparation import PreparedData
 from dragoman.tasks.translation import (
     MultilingualValidator,
     Regularization,

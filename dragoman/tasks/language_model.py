@@ -31,7 +31,7 @@ from dragoman.ops import linear_cross_entropy
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TaskScore, TrainingTask, find_fields
 from dragoman.tasks.language_model_scorer import TokenScorer
 from dragoman.tasks.segment_recurrence_states import SegmentStates
-from dragoman.text.language_model_tokenizer import (
+from dragoman.text.byte_word_and_subword_tokenizers import (
     LanguageModelTokenizer,
     fit_language_model_tokenizer,
     load_language_model_tokenizer,
@@ -92,7 +92,7 @@ class LanguageTask(TrainingTask):
     def __new__(cls, config: Config, text: LanguageModelTokenizer) -> LanguageTask:
         """Return the task of `language.objective`: causal, or one of `masked_language_model.py`."""
         if config.language.objective != "causal":
-            from dragoman.tasks.masked_language_model import (
+            from dragoman.tasks.masked_and_permuted_language_model import (
                 MaskedLanguageTask,  # here: it imports this module
             )
 

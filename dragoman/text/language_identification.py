@@ -1,6 +1,6 @@
 """Language identification: naive Bayes over hashed character n-grams, in int8.
 
-`DirectionChooser` in inference/source_language_detection.py identifies the source language of
+`DirectionChooser` in inference/translation_direction_choice.py identifies the source language of
 inputs.
 """
 

@@ -186,3 +186,8 @@ def _split_language_code(text: str) -> tuple[list[str], str]:
     if text.startswith(begin) and position != -1:
         return [text[: position + len(end)]], text[position + len(end) :]
     return [], text
+
+
+def marian_language_code(language: str) -> str:
+    """Return the language tag that Marian's tokenizer reads at the beginning of a text."""
+    return f">>{language}<<"

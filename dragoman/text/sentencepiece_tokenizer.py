@@ -1,7 +1,7 @@
 """SentencePiece tokenizers: lossless encoding and decoding, and their files.
 
 A new algorithm also needs its row in `sentencepiece_trainer.py` and its name among the choices of
-`text.tokenizer` (`config/config.py`). Words and bytes are in `language_model_tokenizer.py`.
+`text.tokenizer` (`config/config.py`). Words and bytes are in `byte_word_and_subword_tokenizers.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dragoman.config import TrainConfig
 from dragoman.data.collate import TensorBatch
-from dragoman.models.base_block import Block
+from dragoman.models.block_interface import Block
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.task_protocol import Loss, Task

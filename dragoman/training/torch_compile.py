@@ -16,7 +16,7 @@ from torch import nn
 
 from dragoman.config import TrainConfig
 from dragoman.errors import DragomanError
-from dragoman.models.base_block import Block
+from dragoman.models.block_interface import Block
 from dragoman.runtime.out_of_memory import is_out_of_memory
 from dragoman.storage.trusted_cache_directory import cache_dir, make_private_directory
 

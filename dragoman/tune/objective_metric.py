@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, suggest_name
-from dragoman.runs.data_preparation import open_corpora
+from dragoman.runs.translation_data_preparation import open_corpora
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 from dragoman.training.trainer_state import LOWER_IS_BETTER
 from dragoman.tune.search_space import SearchParameter

@@ -41,7 +41,7 @@ from dragoman.runs.auto_config import apply_step_count
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.training_run import train
 from dragoman.runtime import signals
-from dragoman.runtime.optional_packages import require_packages
+from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.storage.atomic_and_safe_file_io import replace_file
 from dragoman.storage.disk_space_and_errors import os_errors_converted, require_writable

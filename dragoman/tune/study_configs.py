@@ -13,8 +13,8 @@ from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError
 from dragoman.registry import catalogue
 from dragoman.runs.auto_config import choose_config, measure_corpus
-from dragoman.runs.data_preparation import open_corpora, prepare_data
-from dragoman.runs.resource_estimate import measure_random_throughput
+from dragoman.runs.measured_resource_estimate import measure_random_throughput
+from dragoman.runs.translation_data_preparation import open_corpora, prepare_data
 from dragoman.runtime.device import select_train_device
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.progress_display import QuietProgress

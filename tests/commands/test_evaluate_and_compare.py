@@ -413,7 +413,7 @@ def test_evaluate_shows_progress_on_a_terminal_alone(
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr("dragoman.cli.progress.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman.cli.command_progress_bar.DELAY_SECONDS", 0.0)
     screen = Terminal()
     arguments = [
         "evaluate",

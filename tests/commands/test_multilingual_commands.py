@@ -293,7 +293,7 @@ def test_a_run_is_resumed_with_its_identifier(
 
 def test_held_out_pairs_are_trained_on_in_no_direction(corpus: Path, tmp_path: Path) -> None:
     from dragoman.config import read_config
-    from dragoman.runs.data_preparation import open_corpora
+    from dragoman.runs.translation_data_preparation import open_corpora
 
     config = read_config(
         overrides=[

@@ -251,7 +251,7 @@ def test_progress_is_shown_on_a_terminal_and_never_on_stdout(
     path = tmp_path / "in.txt"
     path.write_text("Guten Morgen.\n" * 40)
     expected = translate(bundle, "-i", str(path), capsys=capsys)
-    monkeypatch.setattr("dragoman.cli.progress.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman.cli.command_progress_bar.DELAY_SECONDS", 0.0)
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     assert translate(bundle, "-i", str(path), capsys=capsys) == expected
@@ -267,7 +267,7 @@ def test_no_progress_with_results_on_the_terminal_or_without_one(
 ) -> None:
     path = tmp_path / "in.txt"
     path.write_text("x\n" * 40)
-    monkeypatch.setattr("dragoman.cli.progress.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman.cli.command_progress_bar.DELAY_SECONDS", 0.0)
     assert main(["translate", "-m", str(bundle), "-i", str(path)]) == 0
     assert "translating" not in capsys.readouterr().err
     screen, results = Terminal(), Terminal()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.runtime import optional_packages
+from dragoman.runtime import optional_package_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
@@ -168,7 +168,7 @@ def test_a_dry_run_writes_nothing(backwards: Path, capsys: pytest.CaptureFixture
 def test_without_the_extra(
     backwards: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional_packages, "missing_reason", lambda package: f"no {package}")
+    monkeypatch.setattr(optional_package_checks, "missing_reason", lambda package: f"no {package}")
     assert main(arguments(backwards)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "found no optuna" in line

@@ -18,8 +18,8 @@ from dragoman.attention import record
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.config import ModelConfig
 from dragoman.layers.norm_and_activation_catalogue import ACTIVATIONS, NORMS, RESIDUALS
-from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_interface import Block, BuildContext
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.models.forward_context import ForwardContext, Memory

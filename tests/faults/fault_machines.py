@@ -17,7 +17,7 @@ from dragoman.config import read_config
 from dragoman.inference import NativeEngine, untrusted_engine_trial
 from dragoman.inference.cpu import cpu_engine_conversion, kernel_library
 from dragoman.models.factory import build_model
-from dragoman.runtime import device, optional_packages
+from dragoman.runtime import device, optional_package_checks
 from dragoman.tasks.translation import TranslationTask
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 from dragoman.training import torch_compile, train_step
@@ -215,7 +215,7 @@ def without(package: str) -> Break:
     def broken(patch: pytest.MonkeyPatch) -> None:
         real = importlib.util.find_spec
         patch.setattr(
-            optional_packages.importlib.util,
+            optional_package_checks.importlib.util,
             "find_spec",
             lambda name, *rest: None if name == package else real(name, *rest),
         )
@@ -232,7 +232,7 @@ def unloadable(package: str) -> Break:
                 raise ImportError("libiomp5.so: cannot open shared object file\nmore")
             return real(name, *rest)
 
-        patch.setattr(optional_packages.importlib, "import_module", import_module)
+        patch.setattr(optional_package_checks.importlib, "import_module", import_module)
 
     return broken
 

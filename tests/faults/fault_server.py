@@ -26,9 +26,9 @@ def serve() -> None:
     import torch
 
     from dragoman.cli import app  # noqa: F401 - what the command would import
-    from dragoman.runs import resource_estimate
+    from dragoman.runs import measured_resource_estimate
 
-    resource_estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
+    measured_resource_estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
     # A first step of an optimiser imports half of torch; here, once. No backward: autograd's
     # threads must not be forked.

@@ -345,9 +345,9 @@ def _import_torch() -> None:
     import torch
 
     from dragoman.inference.cpu.kernel_library import load_kernel_library
-    from dragoman.runs import resource_estimate
+    from dragoman.runs import measured_resource_estimate
 
-    resource_estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
+    measured_resource_estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
     load_kernel_library()  # from the person's cache; the children's is another
 

@@ -17,7 +17,7 @@ from dragoman.errors import BundleError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_ctranslate2, export_onnx
 from dragoman.inference import exported_engine_files as engine_folder
-from dragoman.runs.data_preparation import _remove_tokenizers
+from dragoman.runs.translation_data_preparation import _remove_tokenizers
 from dragoman.storage.manifest import read_manifest
 
 pytest.importorskip("ctranslate2")

@@ -31,7 +31,7 @@ from dragoman.tasks.base import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.task_explainers.base import TaskExplainer
 
 logger = logging.getLogger(__name__)
 
@@ -160,11 +160,11 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
             ]
         )
 
-    def task_input(self, example: InputT, **options: Any) -> TaskInput:
+    def task_input(self, example: InputT, **options: Any) -> TaskExplainer:
         """Return an input that can be explained; the options are the task's own."""
         raise NotImplementedError
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the input of an explanation from its request."""
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
     from dragoman.explain.classification_occlusion import OcclusionExplanation, SentenceSpans
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.task_explainers.base import TaskExplainer
 
 EMPTY_NOTE = "the text has no words: it has no label"
 
@@ -197,15 +197,15 @@ class Classifier(Predictor[str, StoredText, Classification]):
             )
         return predictions
 
-    def task_input(self, example: str, *, label: str = "") -> TaskInput:  # type: ignore[override]
+    def task_input(self, example: str, *, label: str = "") -> TaskExplainer:  # type: ignore[override]
         """Return a text to be explained, by its most probable label or another one."""
-        from dragoman.explain.task_inputs.classified_text import ClassifiedText
+        from dragoman.explain.task_explainers.classified_text import ClassifiedText
 
         assert isinstance(self.model, ClassifierModel), "the model of a classification bundle"
         [text] = self.iter_inputs([example])
         return ClassifiedText(self.model, self.task, text, label=label)
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the text of an explanation."""
         return self.task_input(request["text"], label=request.get("label", ""))
 

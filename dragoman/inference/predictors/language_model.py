@@ -33,15 +33,15 @@ from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops.topk import TopK
-from dragoman.text.language_model_tokenizer import SubwordTokenizer, WordTokenizer
+from dragoman.text.byte_word_and_subword_tokenizers import SubwordTokenizer, WordTokenizer
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary_and_labels import normalize_text
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.task_explainers.base import TaskExplainer
     from dragoman.tasks.language_model import LanguageTask
-    from dragoman.tasks.masked_language_model import FilledText
-    from dragoman.text.language_model_tokenizer import TextDecoder
+    from dragoman.tasks.masked_and_permuted_language_model import FilledText
+    from dragoman.text.byte_word_and_subword_tokenizers import TextDecoder
 
 EMPTY_NOTE = "the text is empty: there is nothing to score"
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float
@@ -338,13 +338,13 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         max_tokens: int | None = None,
         prefix: str = "",
         prefix_ids: Sequence[int] = (),
-    ) -> TaskInput:
+    ) -> TaskExplainer:
         """Return a text to be explained, with up to `max_tokens` more tokens of the model's own.
 
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.task_inputs.language_model_text import LanguageModelInput
+        from dragoman.explain.task_explainers.language_model_text import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -373,9 +373,9 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
             )
         return LanguageModelInput(self.model, self.task, ids, max_tokens=max_tokens, text=given)
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.task_inputs.language_model_text import LanguageModelInput
+        from dragoman.explain.task_explainers.language_model_text import LanguageModelInput
 
         return LanguageModelInput(
             self.model,

@@ -18,12 +18,12 @@ from dragoman.inference.predictors.language_model import (
     TextScore,
 )
 from dragoman.inference.translation_result import truncate_repr
-from dragoman.models.masked_language_model import MaskedLM
+from dragoman.models.masked_and_permuted_language_model import MaskedLM
 from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
-    from dragoman.tasks.masked_language_model import FilledText, MaskedLanguageTask
+    from dragoman.explain.task_explainers.base import TaskExplainer
+    from dragoman.tasks.masked_and_permuted_language_model import FilledText, MaskedLanguageTask
 
 NO_MASK_NOTE = "the text has no <mask>: there is nothing to fill in"
 MAX_GUESSES = 10  # tokens of a prediction for each mask
@@ -99,9 +99,9 @@ class MaskedLanguageModel(LanguageModel):
         with torch.inference_mode():
             return self.task.fill_masks(self.model, [text], top=top)[0]
 
-    def task_input(self, example: str) -> TaskInput:  # type: ignore[override]
+    def task_input(self, example: str) -> TaskExplainer:  # type: ignore[override]
         """Return a text with masks to be explained, or one whose tokens are masked in turn."""
-        from dragoman.explain.task_inputs.language_model_text import MaskedText
+        from dragoman.explain.task_explainers.language_model_text import MaskedText
 
         if not isinstance(example, str):
             raise DataError(
@@ -111,7 +111,7 @@ class MaskedLanguageModel(LanguageModel):
             )
         return MaskedText(self.model, self.task, example)
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the text of an explanation."""
         return self.task_input(request["text"])
 

@@ -18,7 +18,7 @@ from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
 from dragoman.tasks.sentence_pair_classification import EncodedPair, PairsTask, expected_score
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.task_explainers.base import TaskExplainer
 
 InputPair = tuple[str, str]
 EMPTY_NOTE = "a sentence has no words: the pair has no label and no score"
@@ -190,9 +190,9 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             for each, one, other in zip(encoded, labels or nothing, scores or nothing, strict=True)
         ]
 
-    def task_input(self, example: InputPair) -> TaskInput:  # type: ignore[override]
+    def task_input(self, example: InputPair) -> TaskExplainer:  # type: ignore[override]
         """Return a pair to be explained."""
-        from dragoman.explain.task_inputs.sentence_pair import ComparedPair
+        from dragoman.explain.task_explainers.sentence_pair import ComparedPair
 
         assert isinstance(self.model, PairModel), "the model of a bundle of pairs"
         if isinstance(example, str) and "\t" in example:
@@ -211,7 +211,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             )
         return encoded
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the pair of an explanation."""
         return self.task_input((request["first"], request["second"]))
 

@@ -15,11 +15,11 @@ from torch import nn
 from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import DataError, escape_unprintable
 from dragoman.inference.predictors.base import Predictor
-from dragoman.models.set_transformer import SetTransformer
-from dragoman.tasks.unordered_sets import SetsTask
+from dragoman.models.set_transformer_and_deep_sets import SetTransformer
+from dragoman.tasks.set_input_task import SetsTask
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.task_explainers.base import TaskExplainer
 
 InputSet = Sequence[Any]  # numbers, or equally long vectors
 EncodedSet = NDArray[np.float32]  # (n, F)
@@ -104,9 +104,9 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
             for each in inputs
         ]
 
-    def task_input(self, example: InputSet) -> TaskInput:  # type: ignore[override]
+    def task_input(self, example: InputSet) -> TaskExplainer:  # type: ignore[override]
         """Return a set to be explained; a text is read as a JSON list."""
-        from dragoman.explain.task_inputs.unordered_sets import SetInput
+        from dragoman.explain.task_explainers.set_input import SetInput
 
         assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
         if isinstance(example, str):
@@ -114,7 +114,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
         [elements] = self.encode([example])
         return SetInput(self.model, self.task, elements)
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the set of an explanation."""
         return self.task_input(request["set"])
 

@@ -22,7 +22,7 @@ from dragoman.text.tag_schemes import find_spans
 from dragoman.text.vocabulary_and_labels import split_words
 
 if TYPE_CHECKING:
-    from dragoman.explain.task_inputs.base import TaskInput
+    from dragoman.explain.task_explainers.base import TaskExplainer
     from dragoman.tasks.tagging import TaggingTask
 
 EMPTY_NOTE = "the text has no tokens: there is nothing to tag"
@@ -168,9 +168,9 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
             return TaggedSentence(tokens=[character for character in joined if character.strip()])
         return TaggedSentence(tokens=split_words(each) if isinstance(each, str) else list(each))
 
-    def task_input(self, example: TaggerInput) -> TaskInput:  # type: ignore[override]
+    def task_input(self, example: TaggerInput) -> TaskExplainer:  # type: ignore[override]
         """Return a sentence to be explained; of a long one the first part."""
-        from dragoman.explain.task_inputs.tagged_text import TaggedText
+        from dragoman.explain.task_explainers.tagged_text import TaggedText
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         [checked] = self.iter_inputs([example])
@@ -184,9 +184,9 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
         found.num_tokens = len(sentence.tokens)
         return found
 
-    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the sentence of an explanation."""
-        from dragoman.explain.task_inputs.tagged_text import TaggedText
+        from dragoman.explain.task_explainers.tagged_text import TaggedText
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         sentence = TaggedSentence(tokens=request["tokens"], column=request.get("column", ()))

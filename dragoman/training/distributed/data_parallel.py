@@ -1,4 +1,7 @@
-"""Data parallel: every rank holds the whole model, and gradients are summed by one all-reduce."""
+"""Data parallel: every rank holds the whole model, and gradients are summed by one all-reduce.
+
+`TrainStep` divides the sum by the target tokens of all ranks.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.data.input_files import DecompressionLimits, FileStream, file_sha256
+from dragoman.data.compressed_input_streams import DecompressionLimits, FileStream, file_sha256
 from dragoman.data.text_lines import (
     BadLine,
     NumberedLine,
@@ -80,7 +80,7 @@ def test_only_lf_ends_a_line(tmp_path: Path, data: bytes, lines: list[str]) -> N
 def test_lines_come_back_whatever_the_chunks(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
-    import dragoman.data.input_files as streams
+    import dragoman.data.compressed_input_streams as streams
 
     path = tmp_path_factory.mktemp("lines") / "x.txt"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())

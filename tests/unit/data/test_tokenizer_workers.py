@@ -12,7 +12,7 @@ from store_kit import ENGLISH, GERMAN, prepare_store, write_long_corpus
 
 from dragoman.config.config import TextConfig
 from dragoman.data import token_store_builder
-from dragoman.data.input_files import file_sha256
+from dragoman.data.compressed_input_streams import file_sha256
 from dragoman.data.parallel_corpus import Corpus, SentencePair
 from dragoman.data.token_store_builder import BuildProgress
 from dragoman.data.tokenizer_workers import TextBlock, encode_blocks, encode_texts

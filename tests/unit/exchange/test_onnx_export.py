@@ -24,12 +24,12 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.errors import BundleError, ConfigError
 from dragoman.exchange import onnx_export as exchange_onnx
 from dragoman.exchange.export import export_onnx
-from dragoman.exchange.onnx_graphs import (
+from dragoman.exchange.onnx_traced_modules import (
     BATCH,
     PAST,
     SOURCE,
-    DecoderStepGraph,
-    EncoderGraph,
+    TracedDecoderStep,
+    TracedEncoder,
     example_state,
     find_state_tensors,
 )
@@ -233,8 +233,8 @@ def test_the_graphs_before_tracing_step_as_the_model_does(name: str) -> None:
     model, _ = built(**FAMILIES[name])
     slots = find_state_tensors(model)
     src, mask = torch.randint(4, 300, (2, 6)), torch.arange(6) < torch.tensor([[6], [4]])
-    tensors = list(EncoderGraph(model, slots)(src, mask))
-    step, ours = DecoderStepGraph(model, slots), model.start(model.encode(src, mask))
+    tensors = list(TracedEncoder(model, slots)(src, mask))
+    step, ours = TracedDecoderStep(model, slots), model.start(model.encode(src, mask))
     for _ in range(4):
         tokens = torch.randint(4, 300, (2,))
         logits, *new = step(tokens, tensors)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig
-from dragoman.config.unordered_sets import SetsConfig
+from dragoman.config.set_input_task import SetsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction
-from dragoman.tasks.unordered_sets import SetsTask
+from dragoman.tasks.set_input_task import SetsTask
 
 
 def model_of(*records: Record, **sets) -> SetModel:

@@ -21,7 +21,7 @@ from dragoman.layers.convs2s import (
     WeightNormWeight,
 )
 from dragoman.layers.norms_and_residuals import ScaledResidual
-from dragoman.models.base_block import BuildContext
+from dragoman.models.block_interface import BuildContext
 from dragoman.models.convs2s_blocks import ConvolutionLayer
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.models.forward_context import ForwardContext, Memory

@@ -16,8 +16,8 @@ import torch
 from dragoman.attention.catalogue import ALIGNMENTS, POSITIONS, SCORES
 from dragoman.config import Config, ModelConfig, list_settings, read_config
 from dragoman.errors import ConfigError
-from dragoman.models.base_block import Block, BuildContext
 from dragoman.models.block_catalogue import BLOCKS
+from dragoman.models.block_interface import Block, BuildContext
 from dragoman.models.block_options import BlockOptions, resolve_attention
 from dragoman.models.block_validation import block_options_type
 from dragoman.models.factory import build_model

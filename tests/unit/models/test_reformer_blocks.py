@@ -17,7 +17,7 @@ from dragoman.layers import reversible
 from dragoman.layers.feed_forward import ChunkedFeedForward, FeedForward
 from dragoman.layers.reversible import run_sublayers
 from dragoman.models import reformer_blocks
-from dragoman.models.base_block import BuildContext
+from dragoman.models.block_interface import BuildContext
 from dragoman.models.factory import build_model, build_stack
 from dragoman.models.forward_context import ForwardContext, Memory
 from dragoman.models.reformer_blocks import Reformer

@@ -16,14 +16,14 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.parallel_corpus import SentencePair
 from dragoman.errors import CorruptError
-from dragoman.runs import resource_estimate
+from dragoman.runs import measured_resource_estimate as resource_estimate
 from dragoman.runs.final_model_and_card import (
     NUM_GOLDEN_SENTENCES,
     select_golden_sentences,
     select_scored_sentences,
     select_weights,
 )
-from dragoman.runs.resource_estimate import (
+from dragoman.runs.measured_resource_estimate import (
     PROBE_VALIDATION_BATCHES,
     PROBE_VALIDATION_SENTENCES,
     estimate_validation_seconds,

@@ -26,9 +26,9 @@ from dragoman.errors import (
 )
 from dragoman.inference import Translator
 from dragoman.runs.auto_config import measure_corpus
-from dragoman.runs.data_preparation import open_corpora
 from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
+from dragoman.runs.translation_data_preparation import open_corpora
 from dragoman.runs.validation_split import SplitCorpus, is_held_out
 from dragoman.runtime import signals
 from dragoman.storage.disk_space_and_errors import DiskFullError
@@ -511,7 +511,7 @@ def test_a_corpus_that_changes_while_it_is_prepared_is_noticed(corpus, monkeypat
         (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "b"))
         return made
 
-    monkeypatch.setattr("dragoman.runs.data_preparation.train_tokenizers", changed)
+    monkeypatch.setattr("dragoman.runs.translation_data_preparation.train_tokenizers", changed)
     with pytest.raises(CorruptError, match=r"a\.src must stay as it is while it is prepared"):
         train(configured(corpus), corpus / "model")
 

@@ -18,7 +18,7 @@ from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm
-from dragoman.models.base_block import Block
+from dragoman.models.block_interface import Block
 from dragoman.training import torch_compile
 from dragoman.training.torch_compile import (
     allow_graph_kernels,

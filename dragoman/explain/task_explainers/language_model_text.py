@@ -1,0 +1,686 @@
+"""Texts of language models as inputs to be explained: given, continued, or with masks.
+
+A causal model's text is its own input: token t is predicted from those before it, so the axis of
+the keys is the target, one position earlier. A model with a memory reads it segment by segment and
+attends to earlier ones; a model without reads overlapping windows, as it does when it scores.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dragoman.attention.attention_weight_hooks import (
+    AttentionRecord,
+    AttentionRecords,
+    WeightsEdit,
+    edit,
+    find_attentions,
+)
+from dragoman.errors import DataError
+from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
+from dragoman.explain.task_explainers.base import (
+    BATCH_ROWS,
+    MAX_COPIES,
+    Floats,
+    RecordedSite,
+    StackSites,
+    Switch,
+    TaskExplainer,
+    column_off,
+    contribution_norms,
+    describe_positions,
+    heads_of,
+    read_stack,
+    row_sum,
+    to_array,
+)
+from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
+from dragoman.models.forward_context import ForwardContext
+from dragoman.models.language_model import NeuralLanguageModel
+from dragoman.models.masked_and_permuted_language_model import MaskedLM, gather_positions
+from dragoman.tasks.language_model import LanguageTask
+from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
+from dragoman.text.byte_word_and_subword_tokenizers import (
+    ByteTokenizer,
+    LanguageModelTokenizer,
+    SubwordTokenizer,
+    WordTokenizer,
+    document_lines,
+)
+from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+
+MAX_LOGITS = 1 << 25  # logits of a batch
+LENS_TOKENS = 5  # most probable tokens of each layer
+_MASK = "<mask>"
+
+
+class ReadWindow(NamedTuple):
+    """Positions that are read together, of which those from `scored` on predict tokens."""
+
+    begin: int
+    scored: int
+    end: int
+
+
+def spell_tokens(
+    text: LanguageModelTokenizer,
+    ids: Sequence[int],
+    *,
+    mask: int | None = None,
+    words: Sequence[str] = (),
+) -> TokenizedText:
+    """Return tokens with the text that each adds, which their spans tile.
+
+    A token that completes no character, such as one byte of several, has an empty span. `words` are
+    those of the first tokens as they were given; unknown ones are shown as they were.
+    """
+    decoder, written, pieces = text.decoder([]), "", list[str]()
+    for at, number in enumerate(map(int, ids)):
+        added = f"{' ' * bool(written)}{_MASK}" if number == mask else ""
+        if number not in (PAD, BOS, mask):
+            added = decoder.push(number)
+        if number == UNK and at < len(words):
+            added = added.replace(SPECIAL_TOKENS[UNK], words[at])
+        written += added
+        pieces.append(added)
+    ranks = text.tokenizer.frequency_ranks if isinstance(text, SubwordTokenizer) else None
+    edges = grapheme_ends(written)
+    tokens, start, read = list[Token](), 0, 0
+    for number, piece in zip(map(int, ids), pieces, strict=True):
+        read += len(piece)
+        end = max(start, edges[read])
+        is_special = number in (PAD, BOS, mask)
+        rank = number - len(SPECIAL_TOKENS)
+        tokens.append(
+            Token(
+                number,
+                piece or name_token(text, number, mask=mask),
+                (start, end),
+                special=is_special,
+                rank=None if is_special or rank < 0 else rank if ranks is None else ranks[number],
+            )
+        )
+        start = end
+    return TokenizedText(
+        text=written, dir=text_direction(written), tokens=tokens, words=find_words(written, tokens)
+    )
+
+
+def name_token(text: LanguageModelTokenizer, number: int, *, mask: int | None = None) -> str:
+    """Return a token's text: a leading space is " ", a byte that is no character "<0xE4>"."""
+    if number == mask:
+        return _MASK
+    if number == EOS:
+        return "\n"
+    if number < len(SPECIAL_TOKENS):
+        return SPECIAL_TOKENS[number]
+    if isinstance(text, SubwordTokenizer):
+        return text.tokenizer.tokens([number])[0].replace("\u2581", " ")
+    if isinstance(text, ByteTokenizer):
+        byte = number - len(SPECIAL_TOKENS)
+        return chr(byte) if 32 <= byte < 127 or byte == 10 else f"<0x{byte:02X}>"
+    return text.decoder([number]).push(number)
+
+
+class LanguageModelInput(TaskExplainer):
+    """A text with the probability of each token given those before it; its end may be the model's.
+
+    `ids` are all tokens, of which `forced` were given and the others chosen one after another.
+    """
+
+    task: ClassVar[str] = "language"
+    model: NeuralLanguageModel
+
+    def __init__(
+        self,
+        model: NeuralLanguageModel,
+        task: LanguageTask,
+        ids: Sequence[int],
+        *,
+        forced: int | None = None,
+        max_tokens: int = 0,
+        text: str = "",
+    ) -> None:
+        super().__init__(model, task.config)
+        if not len(ids) and not max_tokens:
+            raise DataError(
+                "a text to explain must have tokens", found=repr(text), fix="pass a text"
+            )
+        self.language, self.ids, self.text = task, [int(each) for each in ids], text
+        self.given = len(self.ids) if forced is None else forced
+        self.max_tokens = max_tokens
+
+    @property
+    def source(self) -> TokenizedText:
+        """A language model has no source."""
+        return TokenizedText(text="")
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The text or prompt, and all tokens."""
+        return {
+            "text": self.text,
+            "max_tokens": self.max_tokens,
+            "prefix_ids": self.ids[: self.given],
+            "ids": list(self.ids),
+        }
+
+    # Passes
+
+    def reads(self) -> list[ReadWindow]:
+        """Return how the input is read: what was given as in scoring, the rest as generated."""
+        settings, total = self.config.language, len(self.ids)
+        known = total if self.given >= total else self.given + 1
+        if self.language.carries:
+            size = settings.segment
+            chunks = [(first, min(first + size, known)) for first in range(0, known, size)]
+            chunks += [(at, at + 1) for at in range(known, total)]
+            return [ReadWindow(begin, begin, end) for begin, end in chunks]
+        return list(_windows(known, total, settings.segment, settings.resolved_eval_stride))
+
+    def run(self, copies: int = 1, *, off: Sequence[str] = ()) -> Tensor:
+        """Return the log-probabilities (copies, T, V) of the tokens."""
+        rows = [self.lens_log_probs(hidden) for hidden in self._hidden(self._inputs(copies), off)]
+        return torch.cat(rows, dim=1)
+
+    def _inputs(self, copies: int) -> Tensor:
+        """Return what the model reads: <s> and all tokens but the last, (copies, T)."""
+        device = next(self.model.parameters()).device
+        return torch.tensor([[BOS, *self.ids[:-1]]], device=device).repeat(copies, 1)
+
+    def lens_log_probs(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities (..., V) of states (..., E)."""
+        return self.model.project(hidden).float().log_softmax(dim=-1)
+
+    def _hidden(
+        self, inputs: Tensor, off: Sequence[str], *, layers: list[list[Tensor]] | None = None
+    ) -> Iterator[Tensor]:
+        """Yield the hidden states (copies, t, E) of each read; append those of the layers."""
+        memory = self.config.language.resolved_eval_memory
+        state = None
+        for read in self.reads():
+            tokens = inputs[:, read.begin : read.end]
+            outputs = None if layers is None else list[Tensor]()
+            if self.language.carries:
+                starts = "memory" in off and read.begin % self.config.language.segment == 0
+                if state is None or starts:
+                    state = self.model.start(len(inputs), memory=memory)
+                x = self.model.embed(tokens, first=state.length)
+                if torch.is_grad_enabled() and not x.requires_grad:
+                    # A cache is written in place unless a gradient flows into it.
+                    x = x.detach().requires_grad_()
+                hidden, inner = self.model.decoder.extend(
+                    x, state.children["decoder"], layer_outputs=outputs
+                )
+                state = state.advance(tokens.size(1), children={"decoder": inner})
+            else:
+                context = ForwardContext(layer_outputs=outputs)
+                hidden = self.model.decoder(self.model.embed(tokens), context)
+            if layers is not None and outputs is not None:
+                layers.append([each[:, read.scored - read.begin :] for each in outputs])
+            yield self.model.output(hidden[:, read.scored - read.begin :])
+
+    @torch.no_grad()
+    def decide(self, off: Sequence[str], edits: Mapping[str, WeightsEdit]) -> TaskExplainer:
+        """Return the text continued to `max_tokens`, each time by the most probable token."""
+        ids = self.ids[: self.given]
+        wanted = self.given + self.max_tokens
+        if not self.max_tokens or (len(self.ids) == wanted and not off and not edits):
+            return self
+        banned = [PAD, BOS, UNK, *([EOS] if self.config.text.tokenizer == "bytes" else [])]
+        with edit(self.model, edits):
+            while len(ids) < wanted:
+                # The last token is not read: any stands for the one that is to be chosen.
+                longer = LanguageModelInput(
+                    self.model, self.language, [*ids, EOS], forced=self.given, max_tokens=1
+                )
+                log_probs = longer.run(off=off)[0, -1]
+                log_probs[banned] = -torch.inf
+                ids.append(int(log_probs.argmax()))
+        return LanguageModelInput(
+            self.model,
+            self.language,
+            ids,
+            forced=self.given,
+            max_tokens=self.max_tokens,
+            text=self.text,
+        )
+
+    def choose(self, log_probs: Tensor) -> list[int]:
+        """Return the tokens of the text."""
+        return self.ids
+
+    @property
+    def forced(self) -> int:
+        """The number of given tokens."""
+        return self.given
+
+    def name_output(self, number: int) -> str:
+        """Return a token's text."""
+        return name_token(self.language.text, number)
+
+    def target(self, ids: Sequence[int]) -> TokenizedText:
+        """Return the text."""
+        words = list[str]()
+        if isinstance(self.language.text, WordTokenizer):
+            for line in document_lines(self.text):
+                words += [*line.split(), "\n"]
+        return spell_tokens(self.language.text, ids, words=words)
+
+    @property
+    def model_fields(self) -> dict[str, Any]:
+        """The family, and how much the model reads at a time."""
+        settings = self.config.language
+        is_xl = self.language.carries and settings.memory > 0
+        kinds = " ".join(self.config.model.decoder)
+        family = "transformer_xl" if is_xl else "rnn" if self.language.carries else "transformer"
+        return {
+            "family": "reformer" if "reformer" in kinds else family,
+            "segment": settings.segment,
+            "memory": settings.resolved_eval_memory if is_xl else 0,
+        }
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """How order enters; the reach of a memory."""
+        found = describe_positions(self.config.model.positions)
+        if self.has_memory:
+            settings = self.config.language
+            found["reach"] = settings.resolved_eval_memory + settings.segment
+            found["note"] += (
+                f" Segments of {settings.segment} tokens attend to at most "
+                f"{settings.resolved_eval_memory} tokens before them."
+            )
+        return found
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether segments attend to earlier ones."""
+        return self.language.carries and self.config.language.memory > 0
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """There is no beam search, and no source."""
+        return {"beam": "A language model chooses token by token: there is no beam."}
+
+    # Sites
+
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
+        """Return the decoder's self-attentions over the whole text.
+
+        A row has weights at the positions that were read with it or are in the memory.
+        """
+        attentions, reads = find_attentions(self.model), self.reads()
+        segments, labels = self._segments()
+        found = list[RecordedSite]()
+        for path in records:
+            weights, norms = self._assemble(records.calls(path), reads, attentions[path])
+            site = AttentionSite(
+                id=f"d{len(found)}",
+                path=path,
+                kind="memory" if segments else "self",
+                group="decoder",
+                layer=len(found),
+                heads=weights.size(0),
+                query="target",
+                key="memory+target_in" if segments else "target_in",
+                sum=row_sum(attentions[path]),
+                causal=True,
+                segments=segments,
+                key_labels=labels,
+            )
+            found.append(RecordedSite(site, weights, norms, heads_of(path, weights.size(0))))
+        return found
+
+    def _assemble(
+        self, calls: Sequence[AttentionRecord], reads: Sequence[ReadWindow], attention: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return weights and contributions (H, T, T) of the calls of one attention."""
+        total, heads = len(self.ids), calls[0].weights.size(1)
+        weights = calls[0].weights.new_zeros(heads, total, total)
+        norms = torch.zeros_like(weights, dtype=torch.float32)
+        for call, read in zip(calls, reads, strict=True):
+            rows = call.weights[0, :, read.scored - read.begin :]
+            here = np.s_[:, read.scored : read.end, read.end - rows.size(-1) : read.end]
+            weights[here] = rows
+            norms[here] = contribution_norms(attention, rows, call.values[0])
+        return weights, norms
+
+    def _segments(self) -> tuple[list[tuple[str, int, int]], list[str] | None]:
+        """Return memory and current segment of the keys, with their labels; () without a memory."""
+        total = len(self.ids)
+        current = (total - 1) // self.config.language.segment * self.config.language.segment
+        if not self.has_memory or not current:
+            return [], None
+        tokens = self.target(self.ids).tokens
+        labels = [SPECIAL_TOKENS[BOS], *(token.text for token in tokens[:-1])]
+        return [("memory", 0, current), ("current", current, total)], labels
+
+    @property
+    def special_switches(self) -> dict[str, tuple[Switch, ...]]:
+        """The memory: without it each segment is read alone."""
+        return {"memory": ()} if self.has_memory else {}
+
+    # Attribution and lens
+
+    @property
+    def max_copies(self) -> int:
+        """As many copies as have at most MAX_LOGITS logits."""
+        size = len(self.ids) * self.model.output_weight.size(0)
+        return max(1, min(MAX_COPIES, MAX_LOGITS // max(size, 1)))
+
+    @property
+    def embeddings(self) -> Sequence[nn.Module]:
+        """The token embeddings."""
+        return (self.model.embedding,)
+
+    @property
+    def split(self) -> int:
+        """All inputs are the target's own tokens."""
+        return 0
+
+    def sum_inputs(self, parts: Mapping[int, Sequence[Tensor]], copies: int) -> Tensor:
+        """Return numbers (copies, T) of the tokens that were read, <s> first."""
+        total = parts[0][0].new_zeros(copies, len(self.ids))
+        for part, read in zip(parts[0], self.reads(), strict=True):
+            total[:, read.begin : read.end] += part
+        return total
+
+    reads_target: ClassVar[bool] = True
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a token that was read zero, wherever it is a key."""
+        reads = self.reads()
+
+        def make_edit() -> WeightsEdit:
+            calls = itertools.count()
+
+            def off(weights: Tensor) -> Tensor:
+                read = reads[next(calls) % len(reads)]
+                column = token - (read.end - weights.size(-1))
+                if not 0 <= column < weights.size(-1):
+                    return weights
+                return column_off(column)(weights)
+
+            return off
+
+        return {path: make_edit() for path in find_attentions(self.model)}
+
+    @torch.no_grad()
+    def occlude(self, ids: Sequence[int]) -> Floats:
+        """Return the drop (T, T) of each token's log-probability with each input unknown."""
+        total, base = len(self.ids), self.explained(self.run(), ids)
+        rows, size = list[Tensor](), min(self.max_copies, BATCH_ROWS)
+        for first in range(0, total, size):
+            at = torch.arange(first, min(first + size, total))
+            inputs = self._inputs(len(at))
+            inputs[torch.arange(len(at)), at] = UNK
+            parts = [self.lens_log_probs(hidden) for hidden in self._hidden(inputs, ())]
+            rows.append(base - self.explained(torch.cat(parts, dim=1), ids))
+        return to_array(torch.cat(rows)).T
+
+    @torch.no_grad()
+    def read_lens(
+        self, ids: Sequence[int], off: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+        """Return the rank of each token, and the most probable ones, after each layer."""
+        reads = list[list[Tensor]]()
+        for _ in self._hidden(self._inputs(1), off, layers=reads):
+            pass
+        layers = [torch.cat(each, dim=1)[0] for each in zip(*reads, strict=True)]
+        return make_lens(self, layers, ids)
+
+
+def make_lens(
+    given: LanguageModelInput | MaskedText, layers: Sequence[Tensor], ids: Sequence[int]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the lens of layers' outputs (T, D), and its ranks (L, T)."""
+    model, wanted = given.model, torch.tensor(list(ids)).unsqueeze(1)
+    width = layers[-1].size(-1)
+    ranks, tops, names = list[NDArray[Any]](), list[Any](), list[str]()
+    for number, output in enumerate(layers):
+        if output.size(-1) != width:  # the output matrix cannot read it
+            continue
+        log_probs = given.lens_log_probs(model.output(model.decoder.finish(output.unsqueeze(0))))
+        log_probs = log_probs[0].cpu()
+        chosen = log_probs.gather(1, wanted)
+        ranks.append(((log_probs > chosen).sum(dim=1) + 1).numpy())
+        best = log_probs.topk(min(LENS_TOKENS, log_probs.size(1)), dim=1)
+        tops.append(
+            [
+                [
+                    [given.name_output(token), round(float(np.exp(value)), 6)]
+                    for token, value in zip(tokens, values, strict=True)
+                ]
+                for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            ]
+        )
+        names.append(f"d{number}")
+    lens = {"layers": names, "rank": "lens.rank", "top": tops, "exact_last": True}
+    return lens, {"lens.rank": np.stack(ranks).astype(np.uint32)}
+
+
+def _windows(known: int, total: int, segment: int, stride: int) -> Iterator[ReadWindow]:
+    """Yield the windows in which a model without a memory reads `known` and generated positions."""
+    first = min(segment, known)
+    yield ReadWindow(0, 0, first)
+    for scored in range(first, known, stride):
+        stop = min(scored + stride, known)
+        yield ReadWindow(max(0, stop - segment), scored, stop)
+    begin = max(0, known - segment)
+    spans = list[tuple[int, int]]()
+    for at in range(known, total):
+        if at - begin >= segment:  # the last half of a segment is read anew
+            begin = at + 1 - max(1, segment // 2)
+        spans.append((begin, at))
+    for begin, group in itertools.groupby(spans, key=lambda span: span[0]):
+        positions = [at for _, at in group]
+        yield ReadWindow(begin, positions[0], positions[-1] + 1)
+
+
+class MaskedText(TaskExplainer):
+    """A text with masks to be filled in; without any, each token is masked in turn."""
+
+    task: ClassVar[str] = "language"
+    model: MaskedLM
+
+    def __init__(self, model: MaskedLM, task: MaskedLanguageTask, text: str) -> None:
+        super().__init__(model, task.config)
+        self.language, self.text = task, text
+        self.has_masks = task.has_mask(text)
+        row, columns = task.encode_masked(text) if text.strip() else ([], [])
+        self.row, self.columns = row, columns  # tokens (L,), and positions that are predicted (T,)
+        if not columns:
+            raise DataError(
+                "a text to explain must have tokens", found=repr(text), fix="pass a text"
+            )
+
+    @property
+    def is_permuted(self) -> bool:
+        """Whether tokens are predicted by a query stream."""
+        return self.config.language.objective == "permuted"
+
+    @property
+    def source(self) -> TokenizedText:
+        """The tokens that the model reads, masks included."""
+        return spell_tokens(self.language.text, self.row, mask=self.language.mask_token)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The text."""
+        return {"text": self.text, "masks": self.has_masks}
+
+    @property
+    def forbidden(self) -> int:
+        """Special tokens are not filled in."""
+        return len(SPECIAL_TOKENS) + 1 if self.has_masks else 0
+
+    @property
+    def forced(self) -> int:
+        """Tokens that are given and masked in turn."""
+        return 0 if self.has_masks else len(self.columns)
+
+    def run(self, copies: int = 1, *, off: Sequence[str] = ()) -> Tensor:
+        """Return the log-probabilities (copies, T, V) at the masks."""
+        return self.lens_log_probs(self._hidden(self._inputs(copies)))
+
+    def lens_log_probs(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities (..., V) of states (..., E)."""
+        logits = self.model.project(hidden).float()
+        if self.has_masks:
+            banned = [*range(len(SPECIAL_TOKENS)), self.language.mask_token]
+            logits = logits.index_fill(-1, torch.tensor(banned, device=logits.device), -torch.inf)
+        return logits.log_softmax(dim=-1)
+
+    def _inputs(self, copies: int) -> Tensor:
+        device = next(self.model.parameters()).device
+        return torch.tensor([self.row], device=device).repeat(copies, 1)
+
+    def _hidden(self, inputs: Tensor, *, layers: list[Tensor] | None = None) -> Tensor:
+        """Return the states (copies, T, E) that predict the tokens at the columns."""
+        copies, count = len(inputs), len(self.columns)
+        columns = torch.tensor([self.columns], device=inputs.device)  # (1, T)
+        if self.has_masks:  # all at once
+            positions = columns.expand(copies, -1)
+            return self._states(inputs, positions, layers)
+        rows = inputs.repeat_interleave(count, dim=0)  # (copies T, L), one mask in each
+        positions = columns.t().repeat(copies, 1)  # (copies T, 1)
+        if not self.is_permuted:
+            rows = rows.scatter(1, positions, self.language.mask_token)
+        hidden = self._states(rows, positions, layers)
+        return hidden.view(copies, count, -1)
+
+    def _states(
+        self, rows: Tensor, positions: Tensor, layers: list[Tensor] | None = None
+    ) -> Tensor:
+        """Return the states (B, P, E) at positions (B, P) of rows (B, L), and of each layer."""
+        outputs = None if layers is None else list[Tensor]()
+        if self.is_permuted:
+            ranks = torch.zeros_like(rows).scatter(1, positions, 1)
+            hidden = self.model.permuted(rows, ranks, positions, layer_outputs=outputs)
+            found = [each[:, rows.size(1) :] for each in outputs or ()]
+        else:
+            hidden = gather_positions(self.model.decode(rows, layer_outputs=outputs), positions)
+            found = [gather_positions(each, positions) for each in outputs or ()]
+        if layers is not None:
+            layers += found
+        return hidden
+
+    def choose(self, log_probs: Tensor) -> list[int]:
+        """Return the most probable token of each mask, or the tokens of the text."""
+        if self.has_masks:
+            return log_probs.argmax(dim=1).tolist()
+        return [self.row[at] for at in self.columns]
+
+    def name_output(self, number: int) -> str:
+        """Return a token's text."""
+        return name_token(self.language.text, number, mask=self.language.mask_token)
+
+    def target(self, ids: Sequence[int]) -> TokenizedText:
+        """Return what is predicted, one token after the other."""
+        return spell_tokens(self.language.text, ids)
+
+    @property
+    def model_fields(self) -> dict[str, Any]:
+        """The family and the objective."""
+        settings = self.config.language
+        return {
+            "family": "transformer",
+            "objective": settings.objective,
+            "segment": settings.segment,
+        }
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """There is no beam search."""
+        return {"beam": "Masks are filled in at once: there is no beam."}
+
+    def read_sites(self, records: AttentionRecords) -> list[RecordedSite]:
+        """Return the stack's self-attentions.
+
+        Of a text with masks all rows, unless a query stream predicts them; of a text without, row t
+        is that of token t in the pass where it is masked.
+        """
+        attentions, length = find_attentions(self.model), len(self.row)
+        if self.has_masks and not self.is_permuted:
+            stack = StackSites("decoder.", "e", "encoder", "source", length)
+            return read_stack(records, attentions, stack)
+        found = list[RecordedSite]()
+        for path in records:
+            seen = records[path]
+            if self.has_masks:
+                weights, values = seen.weights[0, :, length:, :length], seen.values[0, :, :length]
+                norms = contribution_norms(attentions[path], weights, values)
+            else:
+                at = [length] * len(self.columns) if self.is_permuted else self.columns
+                rows = [seen.weights[t, :, [row], :length] for t, row in enumerate(at)]
+                weights = torch.cat(rows, dim=1)
+                norms = torch.cat(
+                    [
+                        contribution_norms(attentions[path], row, seen.values[t, :, :length])
+                        for t, row in enumerate(rows)
+                    ],
+                    dim=1,
+                )
+            site = AttentionSite(
+                id=f"e{len(found)}",
+                path=path,
+                kind="self",
+                group="encoder",
+                layer=len(found),
+                heads=weights.size(0),
+                query="target",
+                key="source",
+                sum=row_sum(attentions[path]),
+            )
+            found.append(RecordedSite(site, weights, norms, heads_of(path, weights.size(0))))
+        return found
+
+    @property
+    def max_copies(self) -> int:
+        """As many copies as have at most MAX_LOGITS logits."""
+        size = len(self.columns) * self.model.output_weight.size(0)
+        return max(1, min(MAX_COPIES, MAX_LOGITS // max(size, 1)))
+
+    @property
+    def embeddings(self) -> Sequence[nn.Module]:
+        """The token embeddings."""
+        return (self.model.embedding,)
+
+    def sum_inputs(self, parts: Mapping[int, Sequence[Tensor]], copies: int) -> Tensor:
+        """Return numbers (copies, L) of the tokens that are read."""
+        values = parts[0][0][:, : len(self.row)]
+        return values.view(copies, -1, len(self.row)).sum(dim=1)
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a token zero."""
+        return {path: column_off(token) for path in find_attentions(self.model)}
+
+    @torch.no_grad()
+    def occlude(self, ids: Sequence[int]) -> Floats:
+        """Return the drop (T, L) of each token's log-probability with each other token unknown."""
+        base, total = self.explained(self.run(), ids), len(self.row)
+        drops = []
+        for at in range(total):
+            inputs = self._inputs(1)
+            if int(inputs[0, at]) != self.language.mask_token:
+                inputs[0, at] = UNK
+            drops.append(base - self.explained(self.lens_log_probs(self._hidden(inputs)), ids))
+        return to_array(torch.cat(drops)).T
+
+    @torch.no_grad()
+    def read_lens(
+        self, ids: Sequence[int], off: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+        """Return the rank of each token, and the most probable ones, after each layer."""
+        layers = list[Tensor]()
+        self._hidden(self._inputs(1), layers=layers)
+        width = len(self.columns)
+        return make_lens(self, [each.reshape(width, -1) for each in layers], ids)

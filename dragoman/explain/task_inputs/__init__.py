@@ -1,1 +1,0 @@
-"""Inputs of every task that can be explained: they run the model again with changed inputs."""
