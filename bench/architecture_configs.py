@@ -22,7 +22,7 @@ SKIPPED = {
 }  # other sizes of a listed architecture
 
 
-class Task(NamedTuple):
+class Dataset(NamedTuple):
     """A corpus and how its outputs are scored."""
 
     folder: str
@@ -31,13 +31,13 @@ class Task(NamedTuple):
     text: dict[str, Any]  # settings
 
 
-TRANSLATION = Task(
+TRANSLATION = Dataset(
     "multi30k",
     ("de", "en"),
     "test_2016_flickr",
     {"tokenizer": "bpe", "vocab_size": 5500, "shared_vocab": True},
 )
-PRONUNCIATION = Task(
+PRONUNCIATION = Dataset(
     "cmudict_g2p",
     ("letters", "phones"),
     "test",
@@ -52,7 +52,7 @@ class Architecture(NamedTuple):
     group: str
     config: Config
     headline: bool = False  # trained with three seeds
-    task: Task = TRANSLATION
+    dataset: Dataset = TRANSLATION
 
 
 def list_architectures() -> Iterator[Architecture]:
@@ -102,7 +102,7 @@ def list_architectures() -> Iterator[Architecture]:
             "pronunciation",
             config,
             headline=name != "mocha",
-            task=PRONUNCIATION,
+            dataset=PRONUNCIATION,
         )
     for name, changes in HYBRIDS.items():
         yield Architecture(
@@ -131,7 +131,7 @@ HEADLINES = {
 }
 
 
-def scale_recipe(recipe: Config, task: Task = TRANSLATION) -> Config:
+def scale_recipe(recipe: Config, dataset: Dataset = TRANSLATION) -> Config:
     """Return a recipe at the common size, vocabulary and training settings."""
     model = recipe.model
     has_self_attention = any(
@@ -145,7 +145,7 @@ def scale_recipe(recipe: Config, task: Task = TRANSLATION) -> Config:
     group = model.heads // model.kv_heads if model.kv_heads else 0
     prefix_lm = model.architecture == "prefix_lm"
     return recipe.replace(
-        text={**task.text, "bpe_dropout": 0.0},
+        text={**dataset.text, "bpe_dropout": 0.0},
         data={"max_length": 100},
         model={
             "encoder": _reduce_depth(model.encoder),
@@ -157,7 +157,7 @@ def scale_recipe(recipe: Config, task: Task = TRANSLATION) -> Config:
             "head_width": min(model.head_width, 2 * width // heads) if model.head_width else 0,
             "embedding_width": 64 if model.embedding_width else 0,
             "ffn_width": 4 * width,
-            "tie_embeddings": "all" if task.text["shared_vocab"] else "target",
+            "tie_embeddings": "all" if dataset.text["shared_vocab"] else "target",
             "max_positions": 256,
             "dropout": 0.0 if reversible else 0.2,
             "attention_dropout": 0.0,

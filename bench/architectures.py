@@ -28,7 +28,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from architecture_configs import PRONUNCIATION, TRANSLATION, Architecture, Task, list_architectures
+from architecture_configs import (
+    PRONUNCIATION,
+    TRANSLATION,
+    Architecture,
+    Dataset,
+    list_architectures,
+)
 
 from dragoman.config import Config
 
@@ -37,11 +43,11 @@ VALIDATION_SENTENCES = 500  # translated for the validation column
 
 
 def add_files(architecture: Architecture, work: Path) -> Config:
-    """Return a configuration with the files of its task."""
+    """Return a configuration with the files of its dataset."""
     files = {
-        f"{prefix}{side}": str(work / architecture.task.folder / f"{split}.{ending}")
+        f"{prefix}{side}": str(work / architecture.dataset.folder / f"{split}.{ending}")
         for split, prefix in (("train", ""), ("dev", "valid_"))
-        for side, ending in zip(("src", "tgt"), architecture.task.sides, strict=True)
+        for side, ending in zip(("src", "tgt"), architecture.dataset.sides, strict=True)
     }
     return architecture.config.replace(data=files)
 
@@ -52,11 +58,11 @@ def prepare_all(chosen: list[Architecture], work: Path) -> None:
     from dragoman.training.progress_display import QuietProgress
 
     for architecture in {
-        architecture.task.folder: architecture for architecture in chosen
+        architecture.dataset.folder: architecture for architecture in chosen
     }.values():
         prepare_data(
             add_files(architecture, work),
-            work / f"text-{architecture.task.folder}",
+            work / f"text-{architecture.dataset.folder}",
             QuietProgress(),
         )
 
@@ -82,12 +88,12 @@ def train_architecture(
     from dragoman.training.progress_display import QuietProgress
 
     device = choose_device("auto")
-    config, task, out = (
+    config, dataset, out = (
         add_files(architecture, work).replace(train={"seed": seed}),
-        architecture.task,
+        architecture.dataset,
         work / "models" / f"{slug(architecture.name)}-{seed}",
     )
-    data = work / task.folder
+    data = work / dataset.folder
     prepared = prepare_data(config, out / "text", QuietProgress())
     with RunDirectory(out / "training", keep_checkpoints=2) as run:
         step_time = (
@@ -127,14 +133,14 @@ def train_architecture(
         "chosen": chosen,
         "loss": round(result.best.get("loss", float("nan")), 4),
     }
-    for split in ("dev", task.test):
+    for split in ("dev", dataset.test):
         outputs = translator.translate(
-            read(data / f"{split}.{task.sides[0]}")[
+            read(data / f"{split}.{dataset.sides[0]}")[
                 : VALIDATION_SENTENCES if split == "dev" else None
             ]
         )
         row["dev" if split == "dev" else "test"] = round(
-            score_outputs(task, split, data, outputs), 2
+            score_outputs(dataset, split, data, outputs), 2
         )
     write_bundle(
         out / "model",
@@ -147,14 +153,14 @@ def train_architecture(
     return row
 
 
-def score_outputs(task: Task, split: str, data: Path, outputs: list[str]) -> float:
+def score_outputs(dataset: Dataset, split: str, data: Path, outputs: list[str]) -> float:
     """Return BLEU, or for pronunciations the phoneme error rate in percent."""
-    if task is TRANSLATION:
+    if dataset is TRANSLATION:
         import sacrebleu
 
         return float(
             sacrebleu.corpus_bleu(
-                outputs, [read(data / f"{split}.{task.sides[1]}")[: len(outputs)]]
+                outputs, [read(data / f"{split}.{dataset.sides[1]}")[: len(outputs)]]
             ).score
         )
     errors = length = 0
@@ -184,27 +190,27 @@ def read(path: Path) -> list[str]:
 
 def unpack_corpora(data: Path, work: Path) -> None:
     """Write both corpora as text files, with one character per letter or phoneme."""
-    for task in (TRANSLATION, PRONUNCIATION):
-        out = work / task.folder
+    for dataset in (TRANSLATION, PRONUNCIATION):
+        out = work / dataset.folder
         out.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "dev", task.test):
-            for side in task.sides:
+        for split in ("train", "dev", dataset.test):
+            for side in dataset.sides:
                 lines = (
-                    lzma.decompress((data / task.folder / f"{split}.{side}.xz").read_bytes())
+                    lzma.decompress((data / dataset.folder / f"{split}.{side}.xz").read_bytes())
                     .decode()
                     .splitlines()
                 )
-                if task is PRONUNCIATION:
+                if dataset is PRONUNCIATION:
                     lines = [
                         _encode_phones(line) if side == "phones" else line.replace(" ", "")
                         for line in lines
                     ]
                 (out / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            if task is PRONUNCIATION and split != "train":
+            if dataset is PRONUNCIATION and split != "train":
                 records = map(
                     json.loads,
                     lzma.decompress(
-                        (data / task.folder / f"{split}.all.jsonl.xz").read_bytes()
+                        (data / dataset.folder / f"{split}.all.jsonl.xz").read_bytes()
                     ).splitlines(),
                 )
                 (out / f"{split}.all").write_text(
@@ -389,7 +395,7 @@ def main() -> None:
     if kept.exists():
         every = {
             name: Architecture(
-                name, "trial", every[base].config.replace(**changes), task=every[base].task
+                name, "trial", every[base].config.replace(**changes), dataset=every[base].dataset
             )
             for name, base, changes in json.loads(kept.read_text())
         }

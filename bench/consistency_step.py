@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from bench.synthetic_corpus import BenchmarkPlan, synthetic_corpus
-from bench.timing import device_name, free_memory
+from bench.timing_helpers import device_name, free_memory
 from bench.train_gpu import MODES, SIZES, model_config, time_ours
 from dragoman.training.torch_compile import configure_backends
 

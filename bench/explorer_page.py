@@ -5,8 +5,8 @@
 The page is one exported file with random numbers, opened from disk without a network. Main-thread
 time is the browser's own count of the CPU time in tasks, which other programs disturb little. A
 selection is timed until the page is laid out, and in CPU time with the frames that follow. It
-prints medians beside the goals and one line of JSON; the calibration is a fixed loop of JavaScript,
-to compare machines.
+prints medians beside the limits and one line of JSON; the calibration is a fixed loop of
+JavaScript, to compare machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"
 
 from synthetic import make_explanation
 
-GOALS = {  # milliseconds, and megabytes for the heap
+LIMITS = {  # milliseconds, and megabytes for the heap
     "interactive": 500,
     "grid, all heads": 120,
     "grid, 48 heads of 128 x 128": 100,
@@ -82,8 +82,8 @@ def main() -> None:
     results = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
     for name, value in results.items():
         unit = "MB" if name == "heap" else "ms"
-        goal = f"  (goal: at most {GOALS[name]} {unit})" if name in GOALS else ""
-        print(f"{name:30} {value:8.1f} {unit}{goal}")
+        limit = f"  (limit: {LIMITS[name]} {unit})" if name in LIMITS else ""
+        print(f"{name:30} {value:8.1f} {unit}{limit}")
     for name, size in sizes.items():
         print(f"{'file, ' + name:30} {size / 1000:8.0f} kB")
     print(json.dumps({"results": results, "bytes": sizes, "repeats": chosen.repeats}))

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.peers import SMOOTHING
-from bench.timing import OutOfTimeError, reset_peak, synchronize, timing_row
+from bench.timing_helpers import OutOfTimeError, reset_peak, synchronize, timing_row
 from dragoman.config import TrainConfig
 from dragoman.data.token_store import TokenStore
 from dragoman.text.special_tokens import EOS, PAD
@@ -58,10 +58,10 @@ class PairDataset(torch.utils.data.Dataset[dict[str, NDArray[np.int64]]]):
         sides = {"input_ids": "src", "labels": "tgt"}
         self._rows = [
             {
-                name: np.append(store.ids(side, place), EOS).astype(np.int64)
+                name: np.append(store.ids(side, index), EOS).astype(np.int64)
                 for name, side in sides.items()
             }
-            for place in range(min(count, len(store)))
+            for index in range(min(count, len(store)))
         ]
         # (N, 2)
         self.sizes = np.array([[len(ids) for ids in row.values()] for row in self._rows])[
@@ -72,11 +72,11 @@ class PairDataset(torch.utils.data.Dataset[dict[str, NDArray[np.int64]]]):
         """Return the number of pairs, repetitions included."""
         return self._count
 
-    def __getitem__(self, place: int) -> dict[str, NDArray[np.int64]]:
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Return a pair; iteration ends after the last."""
-        if place >= self._count:
-            raise IndexError(place)
-        return self._rows[place % len(self._rows)]
+        if index >= self._count:
+            raise IndexError(index)
+        return self._rows[index % len(self._rows)]
 
 
 class PaddingCollator:
@@ -102,8 +102,8 @@ class PaddingCollator:
 
 def _table(rows: list[NDArray[np.int64]], fill: int) -> Tensor:
     table = np.full((len(rows), max(len(row) for row in rows)), fill, np.int64)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
     return torch.from_numpy(table)
 
 

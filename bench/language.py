@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.timing import device_name
+from bench.timing_helpers import device_name
 from bench.training_throughput import (
     Row,
     Systems,

@@ -193,12 +193,12 @@ def torch_transformer_peer(size: str, precision: str, beam: int) -> TranslateBat
     from torch import nn
     from torch.nn import functional as F
 
-    from bench.peers import TorchTransformer
+    from bench.peers import NNTransformer
     from dragoman.text.special_tokens import BOS, EOS, PAD
 
     torch.manual_seed(0)
     _, config = build_model_and_config(size)
-    model = TorchTransformer(config.model, layers(size), VOCABULARIES[size]).eval()
+    model = NNTransformer(config.model, layers(size), VOCABULARIES[size]).eval()
 
     @torch.inference_mode()
     def translate(batch: Batch, length: int) -> Sequence[Sequence[int]]:

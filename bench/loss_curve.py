@@ -30,7 +30,7 @@ from torch import Tensor
 
 from bench.peers import SMOOTHING
 from bench.synthetic_corpus import WARMUP_BATCHES, BenchmarkPlan, Corpus
-from bench.timing import device_name, free_memory
+from bench.timing_helpers import device_name, free_memory
 from bench.train_gpu import MODES, build_trainer
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import ModelConfig, TrainConfig

@@ -156,11 +156,11 @@ def time_attention(
         ratios = "".join(
             f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "cuda_graph_ms", "MiB")
         )
-        figures = (
+        cells = (
             f"{_number(row['ms'], 'ms')} {_number(row['cuda_graph_ms'], 'ms CUDA graph')} "
             f"{_number(row['MiB'], 'MiB')}"
         )
-        print(f"  {row['system']:20s} {figures}   ratio to LSH:{ratios}", flush=True)
+        print(f"  {row['system']:20s} {cells}   ratio to LSH:{ratios}", flush=True)
     return rows
 
 

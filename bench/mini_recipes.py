@@ -137,12 +137,12 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --: | --: | --: |",
     ]
     for row in sorted(rows, key=lambda row: (row.get("exact", -1.0), row["recipe"], row["form"])):
-        figures = (
+        cells = (
             row.get("error")
             or f"{row['task']} | {row['steps']:,} | {row['seconds']:.0f} | "
             f"{100 * row['exact']:.1f} %"
         )
-        lines.append(f"| {row['recipe']} | {row['form']} | {figures} |")
+        lines.append(f"| {row['recipe']} | {row['form']} | {cells} |")
     return "\n".join(lines)
 
 

@@ -79,8 +79,8 @@ def main() -> None:
     times: dict[str, list[float]] = {"scan": [], "step": []}
     print(f"{'S = T':>7} {'scan ms':>9} {'step ms':>9} {'reads':>8} {'S + T':>8}")
     for length in lengths:
-        places = torch.arange(length).view(1, -1, 1).float()
-        query, key = (torch.cat([torch.randn(1, length, width), places], -1) for _ in range(2))
+        positions = torch.arange(length).view(1, -1, 1).float()
+        query, key = (torch.cat([torch.randn(1, length, width), positions], -1) for _ in range(2))
         reads = {}
         for name, attend in (("scan", attention.scan), ("step", attention.step)):
             score.reads = 0

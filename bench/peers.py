@@ -16,7 +16,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD
 SMOOTHING = 0.1
 
 
-class TorchTransformer(nn.Module):
+class NNTransformer(nn.Module):
     """`torch.nn.Transformer` with tied embeddings and output projection."""
 
     def __init__(
@@ -36,10 +36,10 @@ class TorchTransformer(nn.Module):
             batch_first=True,
         )
         self.dropout = nn.Dropout(model.dropout)
-        place = torch.arange(longest)[:, None] / 10_000 ** (
+        angles = torch.arange(longest)[:, None] / 10_000 ** (
             torch.arange(0, model.width, 2) / model.width
         )
-        self.register_buffer("positions", torch.cat([place.sin(), place.cos()], dim=1))
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
         """Return logits (B, T, V)."""
@@ -149,5 +149,5 @@ class PeerStep:
         )
 
 
-PEERS = {"Hugging Face Marian": Marian, "torch.nn.Transformer": TorchTransformer}
+PEERS = {"Hugging Face Marian": Marian, "torch.nn.Transformer": NNTransformer}
 """Training peers by name."""

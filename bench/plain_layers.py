@@ -62,7 +62,7 @@ class PackedLSTM(nn.Module):
     """An LSTM over packed sequences, which torch.compile leaves out.
 
     It has no packed sequences, and stops compiling where it meets an `nn.LSTM` itself; after the
-    call of a module like this one it goes on.
+    call of a module like this one it continues.
     """
 
     def __init__(self, lstm: nn.LSTM) -> None:

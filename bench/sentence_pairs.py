@@ -35,7 +35,7 @@ from bench.plain_layers import (
     copy_linear,
     copy_residual_norm,
 )
-from bench.timing import device_name
+from bench.timing_helpers import device_name
 from bench.training_throughput import (
     PlainTraining,
     Row,

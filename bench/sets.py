@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from bench.plain_layers import copy_linear, copy_norm, copy_residual_norm
 from bench.sentence_pairs import PlainESIM, generate_pairs
-from bench.timing import device_name, synchronize
+from bench.timing_helpers import device_name, synchronize
 from bench.training_throughput import (
     RoundTimes,
     allow_recompiles,

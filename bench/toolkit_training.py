@@ -72,8 +72,8 @@ def write_corpus(corpus: Corpus, job: TrainingJob, vocabulary: int, shapes: int)
         seed=1,
         max_shapes=shapes,
     )
-    order = [int(place) for batch in plan.epoch(0) for place in batch]
-    src, tgt = ([list(texts[place]) for place in order] for texts in (corpus.src, corpus.tgt))
+    order = [int(index) for batch in plan.epoch(0) for index in batch]
+    src, tgt = ([list(texts[index]) for index in order] for texts in (corpus.src, corpus.tgt))
     job.write(LETTERS[: vocabulary - NUM_SPECIAL_TOKENS], src, tgt)
     many = [sum(len(text) + 1 for text in texts) for texts in (src, tgt)]  # EOS included
     return many[1] / sum(many)

@@ -40,7 +40,7 @@ from bench.synthetic_corpus import (
     multi30k_corpus,
     synthetic_corpus,
 )
-from bench.timing import (
+from bench.timing_helpers import (
     OutOfTimeError,
     device_name,
     free_memory,
@@ -289,10 +289,10 @@ class TimedFeed:
         try:
             while True:
                 began = time.perf_counter()
-                update = next(batches)
-                if update.step > self._warmup_steps:
+                batch = next(batches)
+                if batch.step > self._warmup_steps:
                     self.wait_seconds += time.perf_counter() - began
-                yield update
+                yield batch
         finally:
             batches.close()
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bench.timing import free_memory, reset_peak, synchronize, timing_row
+from bench.timing_helpers import free_memory, reset_peak, synchronize, timing_row
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.batch_plan import BatchPlan, Cursor, Plan
 from dragoman.data.collate import TensorBatch

@@ -27,7 +27,6 @@ from dragoman.registry import catalogue
 
 TESTS = ("test_2016_flickr", "test_2017_flickr")
 RECIPES = {"encoder-decoder": "small", "prefix LM": "dong2019"}
-BAR = 1.0  # BLEU that the prefix LM may be worse, on the mean of the seeds
 
 
 def architectures() -> list[Architecture]:
@@ -67,7 +66,7 @@ def run(architecture: Architecture, seed: int, seconds: float, work: Path) -> di
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the rows as a Markdown table, with means, and whether the threshold is reached."""
+    """Yield the rows as a Markdown table with means, and their difference."""
     yield "| model | weights without embeddings | steps | tokens/s | 2016 | 2017 | seeds |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     means: dict[str, list[float]] = {}
@@ -77,20 +76,17 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
             continue
         means[name] = [statistics.mean(row[test] for row in own) for test in TESTS]
         spread = [statistics.pstdev(row[test] for row in own) for test in TESTS]
-        figures = [
-            f"{mean:.2f} ± {each:.2f}" for mean, each in zip(means[name], spread, strict=True)
-        ]
+        cells = [f"{mean:.2f} ± {each:.2f}" for mean, each in zip(means[name], spread, strict=True)]
         yield (
             f"| {name} | {own[0]['non_embedding']:,} | "
             f"{statistics.mean(row['steps'] for row in own):,.0f} | "
             f"{statistics.mean(row['tokens_a_second'] for row in own):,.0f} | "
-            f"{' | '.join(figures)} | {len(own)} |"
+            f"{' | '.join(cells)} | {len(own)} |"
         )
     if len(means) == len(RECIPES):
         gaps = [one - two for one, two in zip(*means.values(), strict=True)]
-        met = "met" if max(gaps) <= BAR else "missed"
         yield ""
-        yield f"behind by {gaps[0]:.2f} and {gaps[1]:.2f} BLEU; at most {BAR}: {met}"
+        yield f"the prefix LM is behind by {gaps[0]:.2f} and {gaps[1]:.2f} BLEU"
 
 
 def main() -> None:

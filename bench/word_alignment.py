@@ -1,17 +1,18 @@
 """Measure how often each attribution method names the source word that an output word translates.
 
-    python bench/word_alignment.py build/word_alignment [--only grammar lexicon] [--sentences 60]
+    python bench/word_alignment.py build/word_alignment --data DIR [--sentences 60]
+    python bench/word_alignment.py build/word_alignment --only grammar lexicon
 
 Small models are trained first, unless the folder has them: five minutes at most on one core each.
 The truth needs no aligner: a word of the output counts if it occurs there once, and exactly one
-source word can have it as its translation by the task's dictionary.
+source word can have it as its translation by the dataset's dictionary.
 
-| task        | text                                                 | model                      |
+| dataset     | text                                                 | model                      |
 | ----------- | ---------------------------------------------------- | -------------------------- |
 | grammar     | generated German and English, with changed word order | Transformer, 3 layers     |
 | grammar-rnn | the same                                             | Bahdanau et al. (2015)     |
 | lexicon     | words of an invented language, clauses reversed      | Transformer, 2 layers      |
-| multi30k    | image captions, German to English (DRAGOMAN_DATA)    | Transformer, 3 layers      |
+| multi30k    | image captions, German to English (--data)           | Transformer, 3 layers      |
 
 It prints the fraction of right words for each method: those for whose first token the source token
 with the largest absolute number, the end of sentence left out, is one of the word's translation.
@@ -50,17 +51,17 @@ _SHAPE = ("model.width=128", "model.heads=4", "model.ffn_width=512")
 _LAYERS = ("model.encoder=[transformer*{0}]", "model.decoder=[transformer*{0}]")
 
 
-class Task(NamedTuple):
+class Dataset(NamedTuple):
     """A corpus, its dictionary and the model that learns it."""
 
-    pairs: Callable[[], Pairs]
+    pairs: Callable[[Path | None], Pairs]  # of the directory of corpora
     translations: Callable[[], dict[str, set[str]]]  # of an output word, the source words
     recipe: str
     steps: int
     settings: tuple[str, ...]
 
 
-def grammar_pairs() -> Pairs:
+def grammar_pairs(_: Path | None = None) -> Pairs:
     """Return German sentences with their translations."""
     return list(fixtures.make_sentences(random.Random(1), 12_000))
 
@@ -102,7 +103,7 @@ def lexicon_words() -> list[tuple[str, str]]:
     return list(zip(ordered[:240], ordered[240:], strict=True))
 
 
-def lexicon_pairs() -> Pairs:
+def lexicon_pairs(_: Path | None = None) -> Pairs:
     """Return sentences of two clauses; the translation reverses the words of each clause."""
     draw, words = random.Random(4), lexicon_words()
     found: Pairs = []
@@ -119,16 +120,16 @@ def lexicon_dictionary() -> dict[str, set[str]]:
     return {target: {source} for source, target in lexicon_words()}
 
 
-def caption_pairs() -> Pairs:
+def caption_pairs(data: Path | None) -> Pairs:
     """Return the German and English captions of Multi30k's training set."""
-    return list(zip(*(_read_lines("train", lang) for lang in ("de", "en")), strict=True))
+    return list(zip(*(_read_lines(data, "train", lang) for lang in ("de", "en")), strict=True))
 
 
-def _read_lines(part: str, lang: str) -> list[str]:
-    root = Path(os.environ.get("DRAGOMAN_DATA", "../shared/data"))
-    path = root / "multi30k" / f"{part}.{lang}.xz"
+def _read_lines(data: Path | None, part: str, lang: str) -> list[str]:
+    assert data is not None, "multi30k needs --data"
+    path = data / "multi30k" / f"{part}.{lang}.xz"
     if not path.is_file():
-        raise SystemExit(f"multi30k must be in DRAGOMAN_DATA; found no {path}; or leave it out")
+        raise SystemExit(f"multi30k must be in --data; found no {path}; or leave it out")
     return lzma.open(path, "rt", encoding="utf-8").read().splitlines()
 
 
@@ -157,8 +158,8 @@ def caption_dictionary() -> dict[str, set[str]]:
     return {english: set(german.split()) for english, german in CAPTION_WORDS.items()}
 
 
-TASKS = {
-    "grammar": Task(
+DATASETS = {
+    "grammar": Dataset(
         grammar_pairs,
         grammar_dictionary,
         "tiny",
@@ -170,14 +171,14 @@ TASKS = {
             "train.batch_tokens=400",
         ),
     ),
-    "grammar-rnn": Task(
+    "grammar-rnn": Dataset(
         grammar_pairs,
         grammar_dictionary,
         "bahdanau2015",
         350,
         ("text.vocab_size=620", "train.batch_tokens=400"),
     ),
-    "lexicon": Task(
+    "lexicon": Dataset(
         lexicon_pairs,
         lexicon_dictionary,
         "tiny",
@@ -189,7 +190,7 @@ TASKS = {
             "train.batch_tokens=1000",
         ),
     ),
-    "multi30k": Task(
+    "multi30k": Dataset(
         caption_pairs,
         caption_dictionary,
         "tiny",
@@ -204,23 +205,23 @@ TASKS = {
 }
 
 
-def build(name: str, folder: Path) -> Path:
-    """Train a task's model into `folder/name` unless it is there; return its directory."""
-    task, out = TASKS[name], folder / name
+def build(name: str, folder: Path, corpora: Path | None) -> Path:
+    """Train a dataset's model into `folder/name` unless it is there; return its directory."""
+    dataset, out = DATASETS[name], folder / name
     if (out / "manifest.json").is_file():
         return out
-    data = fixtures.write_parallel(folder / "data" / name, task.pairs())
+    data = fixtures.write_parallel(folder / "data" / name, dataset.pairs(corpora))
     transformer = ("model.tie_embeddings=all", "train.learning_rate=3e-3")
     overrides = [
         "text.tokenizer=bpe",
         "text.character_coverage=1.0",
-        *(transformer if task.recipe == "tiny" else ()),
-        *task.settings,
+        *(transformer if dataset.recipe == "tiny" else ()),
+        *dataset.settings,
         *data,
-        f"train.steps={task.steps}",
-        f"train.warmup_steps={task.steps // 8}",
-        f"train.validate_every={task.steps}",
-        f"train.checkpoint_every={task.steps}",
+        f"train.steps={dataset.steps}",
+        f"train.warmup_steps={dataset.steps // 8}",
+        f"train.validate_every={dataset.steps}",
+        f"train.checkpoint_every={dataset.steps}",
         "train.target_exact=0",
         "train.final_checkpoint=last",
         "train.average_checkpoints=1",
@@ -231,15 +232,15 @@ def build(name: str, folder: Path) -> Path:
         "train.precision=float32",
         "train.compile=off",
     ]
-    train(read_config(recipe=task.recipe, overrides=overrides, scale=mini), out)
+    train(read_config(recipe=dataset.recipe, overrides=overrides, scale=mini), out)
     return out
 
 
-def measure(model: Path, task: Task, texts: list[str]) -> dict[str, Any]:
+def measure(model: Path, dataset: Dataset, texts: list[str]) -> dict[str, Any]:
     """Return for each method the fraction of words whose translation it names, and its seconds."""
     translator = dragoman.load(model, device="cpu")
     assert isinstance(translator, dragoman.Translator)
-    dictionary = task.translations()
+    dictionary = dataset.translations()
     right: dict[str, list[bool]] = {}
     seconds: dict[str, float] = {}
     for text in texts:
@@ -292,20 +293,33 @@ def main() -> None:
     """Train, measure and print a table, and one line of JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="where the models are or go")
-    parser.add_argument("--only", nargs="+", choices=sorted(TASKS), help="some of the tasks")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("DRAGOMAN_DATA"),
+        metavar="DIR",
+        help="directory of multi30k/; default: DRAGOMAN_DATA",
+    )
+    parser.add_argument("--only", nargs="+", choices=sorted(DATASETS), help="some of the datasets")
     parser.add_argument("--model", type=Path, help="a German-English model to measure instead")
     parser.add_argument("--sentences", type=int, default=60)
     chosen = parser.parse_args()
+    names = ["multi30k"] if chosen.model else chosen.only or list(DATASETS)
+    if "multi30k" in names and chosen.data is None:
+        parser.error(
+            "--data DIR is required for multi30k; found none; pass it, set DRAGOMAN_DATA, or "
+            "leave multi30k out with --only"
+        )
     torch.set_num_threads(1)
     results = {}
-    for name in ["multi30k"] if chosen.model else chosen.only or TASKS:
-        model = chosen.model or build(name, chosen.folder)
+    for name in names:
+        model = chosen.model or build(name, chosen.folder, chosen.data)
         if name == "multi30k":
-            texts = _read_lines("dev", "de")
+            texts = _read_lines(chosen.data, "dev", "de")
         else:
             valid = chosen.folder / "data" / name / "valid.de"
             texts = valid.read_text(encoding="utf-8").splitlines()
-        found = results[name] = measure(model, TASKS[name], texts[: chosen.sentences])
+        found = results[name] = measure(model, DATASETS[name], texts[: chosen.sentences])
         print(f"{name}: {found['words']} words")
         for method, fraction in found["right"].items():
             print(f"  {method:22} {fraction:6.1%} {found['seconds'][method]:8.2f} s", flush=True)

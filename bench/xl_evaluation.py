@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.timing import device_name, synchronize
+from bench.timing_helpers import device_name, synchronize
 from dragoman.config import ModelConfig
 from dragoman.models.language_model import NeuralLanguageModel, build_language_model
 

@@ -158,7 +158,7 @@ class PermissionDeniedError(DragomanError):
 def suggest_name(name: str, names: Iterable[str], *, listed: bool = False) -> str:
     """Return a suggestion for an unknown name: the nearest known name, or all of them.
 
-    `listed` says that the message has listed them already.
+    `listed`: whether the message lists them already.
     """
     known = sorted(names)
     close = (

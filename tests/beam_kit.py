@@ -146,7 +146,7 @@ def check_trace(
     penalty: LengthPenalty,
     forbidden_reason: ForbiddenReason,
 ) -> None:
-    """Assert what holds for every trace of one sentence: invariant I6."""
+    """Assert what holds for every trace of one sentence."""
     size = len(trace)
     parents = trace.parent[1:]
     assert (trace.parent[0], trace.token[0], trace.step[0], trace.cum[0]) == (-1, -1, -1, 0.0)
@@ -188,7 +188,7 @@ def check_trace(
 
 
 def pytest_approx(value: float) -> object:
-    """Return the value with the tolerance of invariant I6."""
+    """Return the value with the tolerance of a trace's scores."""
     import pytest
 
     return pytest.approx(value, abs=1e-5)

@@ -61,8 +61,8 @@ class MonotonicAlignment(Alignment):
         head, which is the number of keys when the head has run past the last one.
         """
         if not self.training:
-            places = torch.arange(1, mask.size(1) + 1, device=mask.device)
-            keys = (mask * places).amax(dim=1)  # up to the last that may be attended to
+            positions = torch.arange(1, mask.size(1) + 1, device=mask.device)
+            keys = (mask * positions).amax(dim=1)  # up to the last that may be attended to
             return {"mask": mask, "keys": keys, "position": torch.zeros_like(keys)}
         wide = torch.promote_types(self.offset.dtype, torch.float32)
         previous = torch.zeros(mask.shape, dtype=wide, device=mask.device)
@@ -82,8 +82,8 @@ class MonotonicAlignment(Alignment):
         if self.training:
             weights = self._expected(scores_wide, state["mask"], state["previous"])
             return weights.to(scores.dtype), {"mask": state["mask"], "previous": weights}
-        places = torch.arange(scores.size(1), device=scores.device)
-        fits = (scores_wide > 0) & state["mask"] & (places >= state["position"].unsqueeze(1))
+        positions = torch.arange(scores.size(1), device=scores.device)
+        fits = (scores_wide > 0) & state["mask"] & (positions >= state["position"].unsqueeze(1))
         weights = (fits & (fits.cumsum(dim=-1) == 1)).to(scores.dtype)
         position = torch.where(fits.any(dim=1), fits.int().argmax(dim=1), state["keys"])
         return weights, {**state, "position": position}

@@ -153,8 +153,8 @@ class Mechanism(RecordableAttention):
 
         stopped, state = self.alignment.scan(score_keys, state)
         sentences = torch.arange(query.size(0), device=query.device) // rows_per_sentence
-        places = state["position"].clamp(max=prepared.value.size(1) - 1)
-        context = prepared.value[sentences, places].masked_fill(~stopped.unsqueeze(1), 0.0)
+        positions = state["position"].clamp(max=prepared.value.size(1) - 1)
+        context = prepared.value[sentences, positions].masked_fill(~stopped.unsqueeze(1), 0.0)
         return context.unsqueeze(1), state
 
     def _split_prepared(self, prepared: PreparedKeys) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ from dragoman.cli import (
     tune,
     verify,
 )
-from dragoman.cli.printing import print_error, print_note, show_notes
+from dragoman.cli.terminal_output import print_error, print_note, show_notes
 from dragoman.errors import DragomanError, StoppedError, escape_unprintable
 from dragoman.runtime.out_of_memory import is_out_of_memory
 

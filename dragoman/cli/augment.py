@@ -24,7 +24,7 @@ from dragoman.cli.options import (
     ToOption,
     TopKOption,
 )
-from dragoman.cli.printing import format_count, print_json, print_note
+from dragoman.cli.terminal_output import format_count, print_json, print_note
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, PairFilter
 from dragoman.storage.atomic_and_safe_file_io import hash_file

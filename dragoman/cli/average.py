@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.printing import print_result
+from dragoman.cli.terminal_output import print_result
 from dragoman.storage.disk_space_and_errors import require_parent_directory, require_parent_writable
 
 

@@ -21,7 +21,7 @@ from dragoman.cli.options import (
     ToOption,
     require_command,
 )
-from dragoman.cli.printing import print_json, print_note, print_result, print_table
+from dragoman.cli.terminal_output import print_json, print_note, print_result, print_table
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:

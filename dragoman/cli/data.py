@@ -22,7 +22,13 @@ from dragoman.cli.options import (
     TgtLangOption,
 )
 from dragoman.cli.parallel_corpus_opener import open_corpus
-from dragoman.cli.printing import format_count, print_json, print_note, print_result, print_table
+from dragoman.cli.terminal_output import (
+    format_count,
+    print_json,
+    print_note,
+    print_result,
+    print_table,
+)
 from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

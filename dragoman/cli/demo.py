@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import DeviceOption
-from dragoman.cli.printing import print_result, print_table
+from dragoman.cli.terminal_output import print_result, print_table
 from dragoman.storage.disk_space_and_errors import require_parent_writable
 from dragoman.training.progress_display import format_duration
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
-from dragoman.cli.printing import format_count, print_json, print_result, print_table
+from dragoman.cli.terminal_output import format_count, print_json, print_result, print_table
 from dragoman.errors import BundleError, ConfigError, CorruptError, DataError
 
 if TYPE_CHECKING:

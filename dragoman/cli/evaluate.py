@@ -25,7 +25,7 @@ from dragoman.cli.options import (
     TokenizeOption,
     ToOption,
 )
-from dragoman.cli.printing import print_json, print_note, print_result, print_table
+from dragoman.cli.terminal_output import print_json, print_note, print_result, print_table
 from dragoman.errors import ConfigError
 from dragoman.storage.user_output_files import check_output_file, open_output
 

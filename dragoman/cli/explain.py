@@ -26,7 +26,7 @@ from dragoman.cli.options import (
     check_value,
 )
 from dragoman.cli.predict import check_length, check_no_text_field, number_lines
-from dragoman.cli.printing import print_note, print_text
+from dragoman.cli.terminal_output import print_note, print_text
 from dragoman.cli.translate import warn_about_file
 from dragoman.errors import ConfigError, DataError, escape_json_controls, suggest_name
 from dragoman.storage.user_output_files import check_output_file

@@ -22,7 +22,7 @@ from dragoman.cli.options import (
     check_model,
     default_model,
 )
-from dragoman.cli.printing import print_note, print_result
+from dragoman.cli.terminal_output import print_note, print_result
 from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from dragoman.cli.command_progress_bar import progress
 from dragoman.cli.options import JsonOption, TranslatorArgument
-from dragoman.cli.printing import print_json, print_note, print_result
+from dragoman.cli.terminal_output import print_json, print_note, print_result
 from dragoman.config import device_engine_and_precision_names
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.storage.disk_space_and_errors import require_new_directory, require_parent_directory

@@ -18,7 +18,7 @@ from dragoman.cli.constraint_options import (
 )
 from dragoman.cli.input_lines import decode_lines, drop_partial_char
 from dragoman.cli.options import SAMPLING_PANEL, DeviceOption, JsonOption, LanguageModelOption
-from dragoman.cli.printing import print_json, print_text
+from dragoman.cli.terminal_output import print_json, print_text
 from dragoman.errors import ConfigError
 
 MAX_TOKENS = 1_000_000

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import JsonOption
-from dragoman.cli.printing import print_json, print_note, print_result
+from dragoman.cli.terminal_output import print_json, print_note, print_result
 from dragoman.errors import BundleError
 from dragoman.storage.disk_space_and_errors import require_new_directory
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dragoman.cli.command_progress_bar import is_terminal
-from dragoman.cli.printing import print_note, show_notes
+from dragoman.cli.terminal_output import print_note, show_notes
 from dragoman.config import device_engine_and_precision_names
 from dragoman.errors import BundleError, ConfigError
 

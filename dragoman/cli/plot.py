@@ -23,7 +23,7 @@ from dragoman.cli.plot_figure_catalogue import (
     MAX_SENTENCES,
     PlottedModel,
 )
-from dragoman.cli.printing import print_note, print_result
+from dragoman.cli.terminal_output import print_note, print_result
 from dragoman.errors import ConfigError, suggest_name
 
 FORMATS = ("png", "svg", "pdf")

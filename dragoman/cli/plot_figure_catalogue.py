@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.cli.command_progress_bar import progress, track
-from dragoman.cli.printing import format_count, print_note
+from dragoman.cli.terminal_output import format_count, print_note
 
 if TYPE_CHECKING:
     from dragoman.explain.calibration_and_output_distribution import TokenStatistics

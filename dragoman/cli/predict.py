@@ -20,8 +20,8 @@ from dragoman.cli.options import (
     PredictorOption,
     TextFieldOption,
 )
-from dragoman.cli.printing import PIPE_WIDTH, format_count, print_json, print_note
-from dragoman.cli.printing import print_text as write_output
+from dragoman.cli.terminal_output import PIPE_WIDTH, format_count, print_json, print_note
+from dragoman.cli.terminal_output import print_text as write_output
 from dragoman.cli.translate import line_writer, warn_about_file
 from dragoman.errors import ConfigError, DataError
 from dragoman.storage.user_output_files import check_output_file, open_output

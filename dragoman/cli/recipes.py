@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import JsonOption, complete_recipe_names
-from dragoman.cli.printing import print_json, print_result, print_table
 from dragoman.cli.settings import format_value, get_setting, list_all_settings
+from dragoman.cli.terminal_output import print_json, print_result, print_table
 from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:

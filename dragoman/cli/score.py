@@ -27,7 +27,7 @@ from dragoman.cli.options import (
     ToOption,
 )
 from dragoman.cli.parallel_corpus_opener import open_corpus
-from dragoman.cli.printing import format_count, print_json, print_note, print_result
+from dragoman.cli.terminal_output import format_count, print_json, print_note, print_result
 from dragoman.errors import DataError
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def score(
     translator = Translator.load(model, device=device, engine="native")
     summary = _ScoreSummary()
     with progress("scoring", total, "pairs", shown=not is_terminal(sys.stdout)) as bar:
-        lines = _iter_pairs(corpus)
-        while buffer := list(itertools.islice(lines, BUFFER_PAIRS)):
+        sentence_pairs = _iter_pairs(corpus)
+        while buffer := list(itertools.islice(sentence_pairs, BUFFER_PAIRS)):
             found = translator.score(
                 [pair.src for pair in buffer],
                 [pair.tgt for pair in buffer],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from dragoman.cli.options import JsonOption
-from dragoman.cli.printing import print_json, print_table
+from dragoman.cli.terminal_output import print_json, print_table
 from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ from dragoman.cli.options import (
     ToOption,
     TopKOption,
 )
-from dragoman.cli.printing import format_count, print_json, print_note
-from dragoman.cli.printing import print_text as write_output
+from dragoman.cli.terminal_output import format_count, print_json, print_note
+from dragoman.cli.terminal_output import print_text as write_output
 from dragoman.config.device_engine_and_precision_names import check_utility
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.user_output_files import check_output_file, open_output

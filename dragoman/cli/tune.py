@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.duration_parser import parse_duration
 from dragoman.cli.options import complete_setting_paths
-from dragoman.cli.printing import print_result
+from dragoman.cli.terminal_output import print_result
 from dragoman.cli.train import check_corpus_files
 from dragoman.cli.train_and_tune_options import (
     ConfigOption,

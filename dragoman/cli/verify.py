@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import JsonOption, built_in_model
-from dragoman.cli.printing import (
+from dragoman.cli.terminal_output import (
     format_count,
     print_json,
     print_note,

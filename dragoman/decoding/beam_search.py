@@ -92,9 +92,9 @@ class BeamSearch:
         while beams.sentences.numel():
             logits, state = model.step(beams.tokens.flatten(), state)
             logits = logits.float()
-            log_normalizer = backend.log_sum_exp(logits)
+            log_sum_exp = backend.log_sum_exp(logits)
             if observer is not None:
-                observer.observe_scores(logits - log_normalizer)
+                observer.observe_scores(logits - log_sum_exp)
             if constrained:
                 logits = constrained.mask(logits, step)
                 if observer is not None:
@@ -110,11 +110,11 @@ class BeamSearch:
                 values, ids = backend.topk(logits, self.size)
             num_rows = beams.tokens.size(1)
             if observer is None:
-                beams, parents = backend.beam_step(beam_state, beams, values - log_normalizer, ids)
+                beams, parents = backend.beam_step(beam_state, beams, values - log_sum_exp, ids)
             else:
                 observer.observe_forbidden(logits)
                 beams, parents = beam_state.advance(
-                    beams, values - log_normalizer, ids, observer.observe_decisions
+                    beams, values - log_sum_exp, ids, observer.observe_decisions
                 )
             step, kept = step + 1, None
             if step % backend.sync_every_steps == 0 or step > max_length:

@@ -132,9 +132,9 @@ class _SentenceTrace:
         self.latest: dict[tuple[int, int], int] = {}  # (slot, token) -> node of the last step
         self.masked: dict[int, int] = {}  # node -> tokens that were forbidden after it
 
-    def add(self, node: _Node, place: int, reason: int, cut: float) -> None:
+    def add(self, node: _Node, slot: int, reason: int, cut: float) -> None:
         """Append a candidate of the hypothesis in a beam slot."""
-        self.latest[place, node.token] = len(self.nodes)
+        self.latest[slot, node.token] = len(self.nodes)
         self.nodes.append(node)
         self.reasons.append(reason)
         self.cuts.append(cut)
@@ -215,18 +215,18 @@ class BeamObserver:
     ) -> None:
         """Add the best candidates of one sentence at one step, with their reasons."""
         selected = {
-            (int(place), int(token)): rank
-            for rank, (place, token) in enumerate(zip(decided.parents, decided.tokens, strict=True))
+            (int(slot), int(token)): rank
+            for rank, (slot, token) in enumerate(zip(decided.parents, decided.tokens, strict=True))
             if np.isfinite(decided.log_prob_sums[rank])
         }
         # If there are fewer candidates than beam slots, none is compared with it.
         last = min(int(decided.active_beams), decided.log_prob_sums.size) - 1
         sentence.latest = {}
         sentence.masked |= dict(zip(sentence.slots, candidates.num_forbidden.tolist(), strict=True))
-        for total, place, token, log_prob, forbidden in candidates.best(
+        for total, slot, token, log_prob, forbidden in candidates.best(
             _CANDIDATES_PER_BEAM * self._width
         ):
-            rank = selected.get((place, token))
+            rank = selected.get((slot, token))
             if forbidden:
                 reason, cut = forbidden, math.nan
             elif rank is None or not decided.valid[rank]:
@@ -239,8 +239,8 @@ class BeamObserver:
                 reason, cut = KEPT, math.nan
             else:
                 reason, cut = EARLY_STOP, float(decided.bounds[rank])
-            node = _Node(sentence.slots[place], token, log_prob, total, step)
-            sentence.add(node, place, reason, cut)
+            node = _Node(sentence.slots[slot], token, log_prob, total, step)
+            sentence.add(node, slot, reason, cut)
 
     def observe_beams(self, beams: ActiveBeams, parents: Tensor) -> None:
         """Take the hypotheses (N, F) that continue, and the beam slots of their parents."""
@@ -252,12 +252,12 @@ class BeamObserver:
             beams.alive.tolist(),
             strict=True,
         )
-        for number, tokens, places, is_open, is_alive in rows:
+        for number, tokens, slots, is_open, is_alive in rows:
             if is_alive:
                 sentence = self._sentences[number]
                 sentence.slots = [
-                    sentence.latest[place, token] if opened else -1
-                    for place, token, opened in zip(places, tokens, is_open, strict=True)
+                    sentence.latest[slot, token] if opened else -1
+                    for slot, token, opened in zip(slots, tokens, is_open, strict=True)
                 ]
 
     def finish(self, found: Sequence[Sequence[Hypothesis]]) -> None:
@@ -326,7 +326,7 @@ class _Candidate(NamedTuple):
     """One continuation of one hypothesis."""
 
     total: float  # with the log-probabilities before it
-    place: int  # of the hypothesis in the beam
+    slot: int  # of the hypothesis in the beam
     token: int
     log_prob: float
     forbidden: int  # the reason, KEPT if it is allowed
@@ -343,9 +343,9 @@ class _CandidateTable(NamedTuple):
         """Return those of one sentence, (F, C)."""
         return _CandidateTable(*(each[row] for each in self))
 
-    def firsts(self, places: NDArray[np.bool_]) -> _CandidateTable:
+    def firsts(self, slots: NDArray[np.bool_]) -> _CandidateTable:
         """Return the best of each hypothesis; those of other slots are not finite."""
-        log_probs = np.where(places[:, None], self.log_probs[:, :1], -np.inf)
+        log_probs = np.where(slots[:, None], self.log_probs[:, :1], -np.inf)
         return _CandidateTable(log_probs, self.tokens[:, :1], self.reasons[:, :1])
 
     def best(self, sums: FloatArray, count: int) -> Iterator[_Candidate]:
@@ -396,7 +396,7 @@ class _StepCandidates(NamedTuple):
 
 def _search_order(candidate: _Candidate) -> tuple[float, int, int]:
     """Return the key by which the search ranks; ties by lower token, then parent beam."""
-    return (-candidate.total, candidate.token, candidate.place)
+    return (-candidate.total, candidate.token, candidate.slot)
 
 
 def limit_nodes(trace: BeamTrace, most: int) -> BeamTrace:

@@ -73,11 +73,11 @@ class GreedySearch:
                 return found
 
         def choose(
-            logits: Tensor, log_normalizer: Tensor | None, _: IntArray, step: int, __: int
+            logits: Tensor, log_sum_exp: Tensor | None, _: IntArray, step: int, __: int
         ) -> ChosenTokens:
             values, ids = backend.argmax(logits)
             return to_host(
-                values if log_normalizer is None else values - log_normalizer.squeeze(1), ids, step
+                values if log_sum_exp is None else values - log_sum_exp.squeeze(1), ids, step
             )
 
         decoded = decode_one_path(
@@ -115,7 +115,7 @@ def decode_one_path(
     step = 0
     while active_rows.size:
         logits, state = next_logits(model, new_tokens, state)
-        log_normalizer = backend.log_sum_exp(logits) if return_scores else None
+        log_sum_exp = backend.log_sum_exp(logits) if return_scores else None
         if constrained:
             logits = constrained.mask(logits, active_rows.tolist(), states, step)
         logits = mask_invalid_tokens(
@@ -124,7 +124,7 @@ def decode_one_path(
             step=step,
             min_length=request.min_length,
         )
-        new_tokens, values = choose(logits, log_normalizer, active_rows, step, 0)
+        new_tokens, values = choose(logits, log_sum_exp, active_rows, step, 0)
         if constrained:
             rows = np.arange(active_rows.size)
             for rejections in itertools.count(1):
@@ -139,7 +139,7 @@ def decode_one_path(
                 rows = np.array(rejected)
                 new_tokens[rows], values[rows] = choose(
                     logits[rows],
-                    None if log_normalizer is None else log_normalizer[rows],
+                    None if log_sum_exp is None else log_sum_exp[rows],
                     active_rows[rows],
                     step,
                     rejections,

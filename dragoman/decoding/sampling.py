@@ -115,19 +115,19 @@ class Sampling:
 
         def choose(
             logits: Tensor,
-            log_normalizer: Tensor | None,
+            log_sum_exp: Tensor | None,
             active_rows: IntArray,
             step: int,
             rejections: int,
         ) -> ChosenTokens:
-            assert log_normalizer is not None, "sampling needs probabilities"
+            assert log_sum_exp is not None, "sampling needs probabilities"
             uniform_draws = [
                 uniform_draw(
                     self.seed, repeated.sample_ids[row], int(sample[row]), step, rejections
                 )
                 for row in active_rows
             ]
-            return self.draw(logits - log_normalizer, uniform_draws, step)
+            return self.draw(logits - log_sum_exp, uniform_draws, step)
 
         drawn = decode_one_path(
             model,

@@ -93,13 +93,13 @@ def save_ctranslate2(
 
 def vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens as strings, which must be unique: CTranslate2 identifies tokens by them."""
-    pieces = tokenizer.tokens(range(len(tokenizer)))
-    if len(set(pieces)) != len(pieces):
-        twice = next(piece for piece in pieces if pieces.count(piece) > 1)
+    tokens = tokenizer.tokens(range(len(tokenizer)))
+    if len(set(tokens)) != len(tokens):
+        twice = next(token for token in tokens if tokens.count(token) > 1)
         raise ConfigError(
             [export_problem(PROGRAM, "every token must have a distinct string", f"{twice!r} twice")]
         )
-    return pieces
+    return tokens
 
 
 def position_table_rows(config: Config) -> int:

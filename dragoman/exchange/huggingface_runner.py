@@ -99,7 +99,9 @@ class TransformersRunner:
         for row, limit in enumerate(limits):
             ids = generated.sequences[row, 1:].tolist()
             ids = ids[: ids.index(end) + 1] if end in ids[: limit + 1] else ids[:limit]
-            total = sum(float(log_probs[row, place, token]) for place, token in enumerate(ids))
+            total = sum(
+                float(log_probs[row, position, token]) for position, token in enumerate(ids)
+            )
             text = self.tokenizer.decode(
                 ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )

@@ -197,8 +197,8 @@ def _offset_label(weights: Float64) -> list[tuple[str, float]]:
     values, counts = np.unique(distances, return_counts=True)
     found = list[tuple[float, int]]()
     for distance, count in zip(values.tolist(), counts.tolist(), strict=True):
-        places = np.arange(queries)[has_weight] + distance
-        possible = int(((places >= 0) & (places < keys)).sum())
+        positions = np.arange(queries)[has_weight] + distance
+        possible = int(((positions >= 0) & (positions < keys)).sum())
         if possible >= MIN_ROWS:
             found.append((count / possible, distance))
     if not found:

@@ -75,7 +75,7 @@ class _Embeddings(NamedTuple):
     tgt: Tensor  # (B, T, D)
 
 
-def attribute_tokens(forced: TeacherForcedPair, method: str) -> TokenAttribution:
+def attribute_tokens(pair: TeacherForcedPair, method: str) -> TokenAttribution:
     """Return the attribution of each target token by a method of `METHODS`."""
     if method not in METHODS:
         raise DataError(
@@ -90,7 +90,7 @@ def attribute_tokens(forced: TeacherForcedPair, method: str) -> TokenAttribution
         "value_zeroing": value_zeroing,
         "occlusion": occlusion,
     }
-    return functions[method](forced)
+    return functions[method](pair)
 
 
 def attribution_fields(found: TokenAttribution) -> tuple[Attribution, dict[str, Array]]:
@@ -109,7 +109,7 @@ def attribution_fields(found: TokenAttribution) -> tuple[Attribution, dict[str, 
     return fields, arrays
 
 
-def attribution_note(forced: TeacherForcedPair) -> str:
+def attribution_note(pair: TeacherForcedPair) -> str:
     """Return what the gradient methods leave out in this model, in a sentence; or nothing.
 
     A hard choice of source positions has no gradient: the numbers are then those of the choice that
@@ -118,12 +118,12 @@ def attribution_note(forced: TeacherForcedPair) -> str:
     kinds = sorted(
         {
             type(module).__name__
-            for module in forced.model.modules()
+            for module in pair.model.modules()
             if isinstance(module, Alignment) and module.is_discrete
         }
         | {
             type(module).__name__
-            for module in find_attentions(forced.model).values()
+            for module in find_attentions(pair.model).values()
             if getattr(module, "is_discrete", False)
         }
     )
@@ -136,7 +136,7 @@ def attribution_note(forced: TeacherForcedPair) -> str:
     )
 
 
-def input_x_gradient(forced: TeacherForcedPair) -> TokenAttribution:
+def input_x_gradient(pair: TeacherForcedPair) -> TokenAttribution:
     r"""Return the dot product of each token's embedding and the gradient there.
 
     .. math:: a_{ts} = x_s^\top\, \partial f_t / \partial x_s
@@ -144,12 +144,12 @@ def input_x_gradient(forced: TeacherForcedPair) -> TokenAttribution:
     Shrikumar et al. (2016), Denil et al. (2014). It is exact for a function that is linear in the
     embeddings; elsewhere it is the first-order change from fading the token out.
     """
-    inputs = _embed(forced)
-    found = _log_prob_products(forced, inputs, inputs)
-    return _attribution("input_x_gradient", forced, found, signed=True)
+    inputs = _embed(pair)
+    found = _log_prob_products(pair, inputs, inputs)
+    return _attribution("input_x_gradient", pair, found, signed=True)
 
 
-def attention_x_gradient(forced: TeacherForcedPair) -> TokenAttribution:
+def attention_x_gradient(pair: TeacherForcedPair) -> TokenAttribution:
     r"""Return what reading each token adds to the log-odds of each target token, to first order.
 
     .. math:: a_{ts} = \sum_{l, h} \max\Bigl(0,\;
@@ -160,13 +160,13 @@ def attention_x_gradient(forced: TeacherForcedPair) -> TokenAttribution:
     target token counts zero, as in Chefer, Gur and Wolf (2021), "Generic Attention-model
     Explainability", where such maps are also multiplied through the layers.
     """
-    if not has_cross_attention(forced.model):
+    if not has_cross_attention(pair.model):
         raise DataError(
             "attention_x_gradient needs a decoder with cross-attention",
             found="a model without any",
             fix="use occlusion or input_x_gradient",
         )
-    return _attention_products(forced, _all_gradients(forced, _embed(forced)))
+    return _attention_products(pair, _all_gradients(pair, _embed(pair)))
 
 
 def has_cross_attention(model: nn.Module) -> bool:
@@ -182,32 +182,32 @@ def known_methods(model: nn.Module) -> list[str]:
 
 
 def attribute_with_heads(
-    forced: TeacherForcedPair,
+    pair: TeacherForcedPair,
 ) -> tuple[list[TokenAttribution], dict[str, NDArray[np.float32]]]:
     """Return what the same backward passes have: two attributions, and `estimate_head_effects`.
 
     `attention_x_gradient` comes first if the model has cross-attention, then `input_x_gradient`.
     """
-    inputs = _embed(forced)
-    gradients = _all_gradients(forced, inputs)
+    inputs = _embed(pair)
+    gradients = _all_gradients(pair, inputs)
     attributions = [
-        _attribution("input_x_gradient", forced, _products(gradients, inputs), signed=True)
+        _attribution("input_x_gradient", pair, _products(gradients, inputs), signed=True)
     ]
-    if has_cross_attention(forced.model):
-        attributions.insert(0, _attention_products(forced, gradients))
+    if has_cross_attention(pair.model):
+        attributions.insert(0, _attention_products(pair, gradients))
     return attributions, head_estimates(gradients)
 
 
-def _all_gradients(forced: TeacherForcedPair, inputs: _Embeddings) -> TargetGradients:
+def _all_gradients(pair: TeacherForcedPair, inputs: _Embeddings) -> TargetGradients:
     """Return the gradients with respect to embeddings and to the weights of every attention."""
-    heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
-    return target_gradients(forced, *inputs, heads)
+    heads = {path: part.heads for path, part in attention_parts(pair.model).items()}
+    return target_gradients(pair, *inputs, heads)
 
 
-def _attention_products(forced: TeacherForcedPair, gradients: TargetGradients) -> TokenAttribution:
+def _attention_products(pair: TeacherForcedPair, gradients: TargetGradients) -> TokenAttribution:
     """Return `attention_x_gradient` from the gradients of scales of keys."""
-    sources, targets = forced.src_length, forced.tgt_length
-    first = sources if isinstance(forced.model, PrefixLM) else 0  # key of the decoder's input
+    sources, targets = pair.src_length, pair.tgt_length
+    first = sources if isinstance(pair.model, PrefixLM) else 0  # key of the decoder's input
     found = gradients.tgt.new_zeros(targets, sources), gradients.tgt.new_zeros(targets, targets)
     for path, slopes in gradients.keys.items():
         added = slopes.clamp_min(0.0).sum(1)  # (T, S + T)
@@ -215,12 +215,10 @@ def _attention_products(forced: TeacherForcedPair, gradients: TargetGradients) -
             found[0].add_(added[:, :sources])
         elif path.startswith("decoder."):
             found[1].add_(added[:, first : first + targets])
-    return _attribution("attention_x_gradient", forced, _Embeddings(*found), signed=False)
+    return _attribution("attention_x_gradient", pair, _Embeddings(*found), signed=False)
 
 
-def integrated_gradients(
-    forced: TeacherForcedPair, *, max_gap: float = MAX_GAP
-) -> TokenAttribution:
+def integrated_gradients(pair: TeacherForcedPair, *, max_gap: float = MAX_GAP) -> TokenAttribution:
     r"""Return the gradients averaged on the path from the mean embedding to the real ones.
 
     .. math:: a_{ts} = (x_s - b)^\top \int_0^1
@@ -231,10 +229,10 @@ def integrated_gradients(
     and not zero: norms have no gradient worth the name at zero. The integral is a Clenshaw-Curtis
     sum; its points are doubled until `gap` is at most `max_gap`, or 129 are used.
     """
-    inputs = _embed(forced)
+    inputs = _embed(pair)
     with torch.no_grad():
-        means = _mean_embeddings(forced)
-        change = (_run(forced, inputs) - _run(forced, _mix(means, inputs, 0.0)))[0]  # (T,)
+        means = _mean_embeddings(pair)
+        change = (_run(pair, inputs) - _run(pair, _mix(means, inputs, 0.0)))[0]  # (T,)
         difference = _mix(means, inputs, 1.0, origin=0.0)
     known: dict[float, _Embeddings] = {}
     total, gap = _Embeddings(None, torch.empty(0)), float("inf")
@@ -243,17 +241,17 @@ def integrated_gradients(
         for position in positions:
             if position not in known:
                 at = _mix(means, inputs, position)
-                known[position] = _log_prob_products(forced, at, difference)
+                known[position] = _log_prob_products(pair, at, difference)
         total = _weighted_sum([known[position] for position in positions], weights)
         sums = total.tgt.sum(1) + (0.0 if total.src is None else total.src.sum(1))
         gap = float((sums - change).abs().sum() / change.abs().sum().clamp_min(1e-12))
         if gap <= max_gap:
             break
-    return _attribution("integrated_gradients", forced, total, signed=True, gap=gap)
+    return _attribution("integrated_gradients", pair, total, signed=True, gap=gap)
 
 
 @torch.no_grad()
-def occlusion(forced: TeacherForcedPair) -> TokenAttribution:
+def occlusion(pair: TeacherForcedPair) -> TokenAttribution:
     r"""Return the log-probability that is lost when a token becomes an average word.
 
     .. math:: a_{ts} = f_t(x) - f_t(x \mid x_s = b)
@@ -262,25 +260,25 @@ def occlusion(forced: TeacherForcedPair) -> TokenAttribution:
     vocabulary. Its position stays, and so do all other tokens: the sentence keeps its length.
     Zeiler and Fergus (2014); Li, Monroe and Jurafsky (2016).
     """
-    inputs, means = _embed(forced), _mean_embeddings(forced)
-    before = _run(forced, inputs)[0]  # (T,)
+    inputs, means = _embed(pair), _mean_embeddings(pair)
+    before = _run(pair, inputs)[0]  # (T,)
 
-    def occlude(places: Tensor) -> Tensor:
-        rows = len(places)
+    def occlude(positions: Tensor) -> Tensor:
+        rows = len(positions)
         src = None if inputs.src is None else inputs.src.repeat(rows, 1, 1)
         tgt = inputs.tgt.repeat(rows, 1, 1)
-        for row, place in enumerate(places.tolist()):
-            if src is not None and means.src is not None and place < forced.src_length:
-                src[row, place] = means.src[0, 0]
+        for row, position in enumerate(positions.tolist()):
+            if src is not None and means.src is not None and position < pair.src_length:
+                src[row, position] = means.src[0, 0]
             else:
-                tgt[row, place - forced.src_length] = means.tgt[0, 0]
-        return before - _run(forced, _Embeddings(src, tgt))
+                tgt[row, position - pair.src_length] = means.tgt[0, 0]
+        return before - _run(pair, _Embeddings(src, tgt))
 
-    return _attribution("occlusion", forced, _by_token(forced, occlude), signed=True)
+    return _attribution("occlusion", pair, _by_token(pair, occlude), signed=True)
 
 
 @torch.no_grad()
-def value_zeroing(forced: TeacherForcedPair) -> TokenAttribution:
+def value_zeroing(pair: TeacherForcedPair) -> TokenAttribution:
     r"""Return the cosine distance of each last hidden state with a token's values zeroed.
 
     .. math:: a_{ts} = 1 - \cos(h_t,\, h_t^{\neg s})
@@ -292,43 +290,45 @@ def value_zeroing(forced: TeacherForcedPair) -> TokenAttribution:
     whole model runs, so that nothing is assumed about how layers combine. Models of which a side
     has no attention have zeros there.
     """
-    if not find_attentions(forced.model):
+    if not find_attentions(pair.model):
         raise DataError(
             "value zeroing needs a model with attention",
             found="a model without any",
             fix="use occlusion or input_x_gradient",
         )
-    inputs = _embed(forced)
-    is_prefix_lm = isinstance(forced.model, PrefixLM)
+    inputs = _embed(pair)
+    is_prefix_lm = isinstance(pair.model, PrefixLM)
 
     def last_hidden(rows: int) -> Tensor:
         src = None if inputs.src is None else inputs.src.expand(rows, -1, -1)
-        return forced.hidden(src, inputs.tgt.expand(rows, -1, -1)).float()
+        return pair.hidden(src, inputs.tgt.expand(rows, -1, -1)).float()
 
-    with _explicit_attention(forced):
+    with _explicit_attention(pair):
         before = last_hidden(1)
 
-    def zero_values(places: Tensor) -> Tensor:
-        tokens = forced.src_length + forced.tgt_length
-        kept = (torch.arange(tokens, device=places.device) != places.unsqueeze(1)).to(before.dtype)
-        src_kept, tgt_kept = kept[:, : forced.src_length], kept[:, forced.src_length :]
+    def zero_values(positions: Tensor) -> Tensor:
+        tokens = pair.src_length + pair.tgt_length
+        kept = (torch.arange(tokens, device=positions.device) != positions.unsqueeze(1)).to(
+            before.dtype
+        )
+        src_kept, tgt_kept = kept[:, : pair.src_length], kept[:, pair.src_length :]
 
         def scale_columns(path: str) -> WeightsEdit:
             reads_source = path.startswith("encoder.") or not path.endswith(".self")
             columns = kept if is_prefix_lm else src_kept if reads_source else tgt_kept
             return lambda weights: weights * columns[:, None, None, : weights.size(-1)]
 
-        with edit(forced.model, {path: scale_columns(path) for path in paths}):
-            after = last_hidden(len(places))
+        with edit(pair.model, {path: scale_columns(path) for path in paths}):
+            after = last_hidden(len(positions))
         return 1.0 - torch.cosine_similarity(before, after, dim=-1)
 
-    paths = list(find_attentions(forced.model))
-    found = _by_token(forced, zero_values)
+    paths = list(find_attentions(pair.model))
+    found = _by_token(pair, zero_values)
     # Rounding leaves a few 1e-7 of either sign where nothing changed.
     clamped = _Embeddings(
         None if found.src is None else found.src.clamp_min(0.0), found.tgt.clamp_min(0.0)
     )
-    return _attribution("value_zeroing", forced, clamped, signed=False)
+    return _attribution("value_zeroing", pair, clamped, signed=False)
 
 
 def clenshaw_curtis(points: int) -> tuple[list[float], list[float]]:
@@ -346,15 +346,15 @@ def clenshaw_curtis(points: int) -> tuple[list[float], list[float]]:
     return [round(float(each), 12) for each in (1 - np.cos(angles)) / 2], weights.tolist()
 
 
-def _embed(forced: TeacherForcedPair) -> _Embeddings:
+def _embed(pair: TeacherForcedPair) -> _Embeddings:
     """Return the embeddings of both sides."""
     with torch.inference_mode(False), torch.no_grad():
-        return _Embeddings(forced.embed_source(), forced.embed_target())
+        return _Embeddings(pair.embed_source(), pair.embed_target())
 
 
-def _mean_embeddings(forced: TeacherForcedPair) -> _Embeddings:
+def _mean_embeddings(pair: TeacherForcedPair) -> _Embeddings:
     """Return the mean embedding of each side's vocabulary, (1, 1, D)."""
-    src, tgt = (None if table is None else _mean_embedding(table) for table in forced.tables())
+    src, tgt = (None if table is None else _mean_embedding(table) for table in pair.tables())
     assert tgt is not None, "a target has an embedding"
     return _Embeddings(src, tgt)
 
@@ -380,16 +380,16 @@ def _mix(
     return _Embeddings(src, tgt)
 
 
-def _run(forced: TeacherForcedPair, inputs: _Embeddings) -> Tensor:
+def _run(pair: TeacherForcedPair, inputs: _Embeddings) -> Tensor:
     """Return the log-probability (B, T) of each target token."""
-    return forced.log_probs(forced.hidden(inputs.src, inputs.tgt))
+    return pair.log_probs(pair.hidden(inputs.src, inputs.tgt))
 
 
 def _log_prob_products(
-    forced: TeacherForcedPair, at: _Embeddings, factors: _Embeddings
+    pair: TeacherForcedPair, at: _Embeddings, factors: _Embeddings
 ) -> _Embeddings:
     """Return the dot products of factors and gradients of log-probabilities: (T, S) and (T, T)."""
-    return _products(target_gradients(forced, *at, {}), factors)
+    return _products(target_gradients(pair, *at, {}), factors)
 
 
 def _products(gradients: TargetGradients, factors: _Embeddings) -> _Embeddings:
@@ -417,24 +417,24 @@ def _weighted_sum(parts: list[_Embeddings], weights: list[float]) -> _Embeddings
     return _Embeddings(total(sources) if sources else None, total([part.tgt for part in parts]))
 
 
-def _by_token(forced: TeacherForcedPair, effect: Callable[[Tensor], Tensor]) -> _Embeddings:
+def _by_token(pair: TeacherForcedPair, effect: Callable[[Tensor], Tensor]) -> _Embeddings:
     """Return `effect` of every token, (T, S) and (T, T), in batches of bounded memory.
 
     `effect` takes positions (n,), source tokens before target tokens, and returns (n, T).
     """
-    device = forced.tgt_in.device
-    places = torch.arange(forced.src_length + forced.tgt_length, device=device)
+    device = pair.tgt_in.device
+    positions = torch.arange(pair.src_length + pair.tgt_length, device=device)
     rows = torch.cat(
-        [effect(part) for part in torch.split(places, forced.max_rows())]
+        [effect(part) for part in torch.split(positions, pair.max_rows())]
     ).T  # (T, S + T)
-    src, tgt = rows[:, : forced.src_length], rows[:, forced.src_length :]
+    src, tgt = rows[:, : pair.src_length], rows[:, pair.src_length :]
     # A token cannot change what was predicted before it was read.
-    return _Embeddings(src if forced.src_length else None, tgt.tril())
+    return _Embeddings(src if pair.src_length else None, tgt.tril())
 
 
 def _attribution(
     method: str,
-    forced: TeacherForcedPair,
+    pair: TeacherForcedPair,
     found: _Embeddings,
     *,
     signed: bool,
@@ -450,10 +450,10 @@ def _attribution(
 
 
 @contextmanager
-def _explicit_attention(forced: TeacherForcedPair) -> Iterator[None]:
+def _explicit_attention(pair: TeacherForcedPair) -> Iterator[None]:
     """Compute explicit attention weights within the block, unchanged."""
     unchanged: dict[str, WeightsEdit] = dict.fromkeys(
-        find_attentions(forced.model), lambda weights: weights
+        find_attentions(pair.model), lambda weights: weights
     )
-    with edit(forced.model, unchanged):
+    with edit(pair.model, unchanged):
         yield

@@ -2,8 +2,8 @@
 
 Every check returns sentences, none if it holds. `check_explanation` reads the explanation alone;
 `check_against_model` runs the model again, with hooks of PyTorch on its modules, on a path that
-shares nothing with the capture but the model itself. The numbers I1 to I15 are those of the study
-of the explorer; the tests run all of them on every family of models.
+shares nothing with the capture but the model itself. A sentence begins with the name of its check,
+such as "row sums" or "token spans"; the tests run all of them on every family of models.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS
 
-ROW_SUM = 1e-5  # I1
-OUTPUT = 1e-4  # I2, relative to the largest output
-LOGITS = 1e-4  # I3: explicit weights and a fused kernel add up in another order
-LOG_PROB = 1e-4  # I4
-SCORE = 1e-4  # I5
-POOLED = 1e-6  # I13
-QUANTIZED = 0.004  # I14, of the scale
+ROW_SUM = 1e-5
+OUTPUT = 1e-4  # relative to the largest output
+LOG_PROB = 1e-4
+SCORE = 1e-4
+POOLED = 1e-6
+QUANTIZED = 0.004  # of the scale
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _PENALTY = re.compile(r"gnmt (\d+(?:\.\d+)?(?:e-?\d+)?)")
 
 
 def check_explanation(explanation: Explanation) -> list[str]:
-    """Return what is wrong with an explanation in itself: I1, I5, I12 and ranks of the steps."""
+    """Return what is wrong with an explanation in itself: weights, score, steps, token spans."""
     return [
         *_check_rows(explanation),
         *_check_score(explanation),
@@ -55,7 +54,7 @@ def check_explanation(explanation: Explanation) -> list[str]:
 
 
 def check_against_model(explanation: Explanation, model: EncoderDecoder) -> list[str]:
-    """Return where an explanation of a translation differs from the model: I2, I3 and I4."""
+    """Return where an explanation of a translation differs from the model: outputs and steps."""
     source = [token.id for token in explanation.source.tokens if token.id != EOS]
     target = [token.id for token in explanation.target.tokens]
     return [
@@ -65,14 +64,16 @@ def check_against_model(explanation: Explanation, model: EncoderDecoder) -> list
 
 
 def check_wire_form(explanation: Explanation, budget: int | None) -> list[str]:
-    """Return what is wrong with the JSON form of an explanation: I13 and I14."""
+    """Return what is wrong with the JSON form of an explanation, pooled rows included."""
     values = explanation.to_dict(budget)
-    problems = [f"I14: {problem}" for problem in find_problems(values)]
+    problems = [f"JSON form: {problem}" for problem in find_problems(values)]
     size = len(explanation.to_json(budget).encode())
     if budget is not None and size > budget:
-        problems.append(f"I14: the form must have at most {budget} bytes; found {size}")
+        problems.append(f"JSON form: it must have at most {budget} bytes; found {size}")
     if values["limits"]["bytes"] != size:
-        problems.append(f"I14: limits.bytes must be {size}; found {values['limits']['bytes']}")
+        problems.append(
+            f"JSON form: limits.bytes must be {size}; found {values['limits']['bytes']}"
+        )
     for name, entry in values["tensors"].items():
         exact = explanation.arrays.get(name)
         if exact is None or name in explanation.pools:
@@ -82,52 +83,56 @@ def check_wire_form(explanation: Explanation, budget: int | None) -> list[str]:
         if pool is not None and not np.allclose(
             expected.sum(-1), _mean_rows(exact.sum(-1), pool["q"]), atol=POOLED
         ):
-            problems.append(f"I13: {name}: pooled rows must sum to the mean of their rows' sums")
+            problems.append(f"pooled rows: {name} must sum to the mean of its rows' sums")
         found = decode_tensor(entry)
         if found.shape != expected.shape:
-            problems.append(f"I14: {name} must have shape {expected.shape}; found {found.shape}")
+            problems.append(
+                f"JSON form: {name} must have shape {expected.shape}; found {found.shape}"
+            )
         elif entry["dtype"] in ("u8", "i8") and found.size:
             error = float(np.abs(found - expected).max())
             if error > QUANTIZED * max(entry["scale"], 1e-12):
-                problems.append(f"I14: {name} must be within {QUANTIZED} of exact; found {error}")
+                problems.append(
+                    f"JSON form: {name} must be within {QUANTIZED} of exact; found {error}"
+                )
     try:
         again = Explanation.from_json(explanation.to_json(budget))
     except DataError as error:
-        return [*problems, f"I14: JSON must be readable; found: {error}"]
+        return [*problems, f"JSON form: it must be readable; found: {error}"]
     if again.digest != explanation.digest:
-        problems.append("I14: JSON must keep the digest")
+        problems.append("JSON form: it must keep the digest")
     return problems
 
 
 def check_spans(text: TokenizedText) -> list[str]:
-    """Return what is wrong with the spans of a text's tokens: I12."""
+    """Return what is wrong with the spans of a text's tokens."""
     spans = [token.span for token in text.tokens]
     problems = list[str]()
     at = 0
     for token in text.tokens:
         if token.span[0] != at or token.span[1] < at:
-            problems.append(
-                f"I12: the span of {token.text!r} must begin at {at}; found {token.span}"
-            )
+            problems.append(f"token spans: {token.text!r} must begin at {at}; found {token.span}")
         at = token.span[1]
     if text.tokens and at != len(text.text):
-        problems.append(f"I12: spans must end at {len(text.text)}; found {at}")
+        problems.append(f"token spans: they must end at {len(text.text)}; found {at}")
     if "".join(text.text[start:end] for start, end in spans) != text.text and text.tokens:
-        problems.append("I12: the spans joined must be the text")
+        problems.append("token spans: joined they must be the text")
     borders = {0, *(found.end() for found in regex.finditer(r"\X", text.text))}
     problems += [
-        f"I12: a span must not split a grapheme; found {token.text!r} at {token.span}"
+        f"token spans: a span must not split a grapheme; found {token.text!r} at {token.span}"
         for token in text.tokens
         if not set(token.span) <= borders and not _BYTE_TOKEN.fullmatch(token.text)
     ]
     ranges = [at for word in text.words for at in range(*word)]
     if ranges != sorted(set(ranges)):
-        problems.append(f"I12: words must be ascending ranges of tokens; found {text.words}")
+        problems.append(
+            f"token spans: words must be ascending ranges of tokens; found {text.words}"
+        )
     return problems
 
 
 def _check_rows(explanation: Explanation) -> Iterator[str]:
-    """Yield I1: sums of rows, masked keys, and shapes."""
+    """Yield what is wrong with sums of rows, masked keys, and shapes."""
     lengths = {
         "source": len(explanation.source.tokens),
         "target": len(explanation.target.tokens),
@@ -143,36 +148,36 @@ def _check_rows(explanation: Explanation) -> Iterator[str]:
             lengths.get(site.key, weights.shape[2]),
         )
         if site.tensor not in explanation.pools and weights.shape != expected:
-            yield f"I1: {site.id} must have shape {expected}; found {weights.shape}"
+            yield f"weights: {site.id} must have shape {expected}; found {weights.shape}"
             continue
         sums = weights.sum(axis=-1)
         if site.sum == "one" and np.abs(sums - 1.0).max(initial=0.0) > ROW_SUM:
-            yield f"I1: rows of {site.id} must sum to 1; found {sums.min()} to {sums.max()}"
+            yield f"row sums: {site.id} must sum to 1; found {sums.min()} to {sums.max()}"
         if site.sum == "sub" and sums.max(initial=0.0) > 1.0 + ROW_SUM:
-            yield f"I1: rows of {site.id} must sum to at most 1; found {sums.max()}"
+            yield f"row sums: {site.id} must sum to at most 1; found {sums.max()}"
         if site.sum != "none" and weights.min(initial=0.0) < 0.0:
-            yield f"I1: weights of {site.id} must not be negative; found {weights.min()}"
+            yield f"weights: {site.id} must not be negative; found {weights.min()}"
         if (
             site.causal
             and site.tensor not in explanation.pools
             and np.triu(weights, k=1 + weights.shape[2] - weights.shape[1]).any()
         ):
-            yield f"I1: {site.id} must not attend to later positions"
+            yield f"weights: {site.id} must not attend to later positions"
 
 
 def _check_score(explanation: Explanation) -> Iterator[str]:
-    """Yield I5: the sum of the steps, and the formula of the stated penalty."""
+    """Yield where the score is not the sum of the steps, or not by the stated penalty."""
     total, stated = explanation.score.get("sum"), explanation.score.get("normalised")
     if total is None or stated is None:
         return
     found = math.fsum(step.logprob for step in explanation.steps)
     if abs(found - total) > SCORE * max(1.0, abs(total)):
-        yield f"I5: the score must be the sum of the steps, {found}; found {total}"
+        yield f"score: it must be the sum of the steps, {found}; found {total}"
     penalty = _PENALTY.fullmatch(str(explanation.score.get("penalty")))
     alpha = float(penalty.group(1)) if penalty else 0.0
     expected = total / ((5.0 + len(explanation.steps)) / 6.0) ** alpha
     if abs(expected - stated) > SCORE * max(1.0, abs(expected)):
-        yield f"I5: the normalised score must be {expected}; found {stated}"
+        yield f"score: normalised, it must be {expected}; found {stated}"
 
 
 def _check_steps(explanation: Explanation) -> Iterator[str]:
@@ -180,18 +185,18 @@ def _check_steps(explanation: Explanation) -> Iterator[str]:
     if [step.id for step in explanation.steps] != [
         token.id for token in explanation.target.tokens
     ] and explanation.model.get("task", "translate") == "translate":
-        yield "I4: there must be a step for each target token, with its id"
+        yield "steps: there must be a step for each target token, with its id"
     for at, step in enumerate(explanation.steps):
         values = [logprob for _, _, logprob in step.top]
         if values != sorted(values, reverse=True):
-            yield f"I4: the tokens of step {at} must be the most probable first"
+            yield f"steps: the tokens of step {at} must be the most probable first"
         if math.fsum(math.exp(value) for value in values) > 1.0 + 1e-4:
-            yield f"I4: the probabilities of step {at} must sum to at most 1"
+            yield f"steps: the probabilities of step {at} must sum to at most 1"
         if step.rank <= len(step.top):
-            number, _, logprob = step.top[step.rank - 1]
+            token_id, _, logprob = step.top[step.rank - 1]
             # Equal logits share a rank.
-            if number != step.id and abs(logprob - step.logprob) > LOG_PROB:
-                yield f"I4: token {step.id} of step {at} must have rank {step.rank} in its top"
+            if token_id != step.id and abs(logprob - step.logprob) > LOG_PROB:
+                yield f"steps: token {step.id} of step {at} must have rank {step.rank} in its top"
 
 
 def _check_weights(
@@ -200,7 +205,7 @@ def _check_weights(
     source: Sequence[int],
     target: Sequence[int],
 ) -> Iterator[str]:
-    """Yield I2: weights of each module times its values, projected, are what left the module."""
+    """Yield where weights times values, projected, are not what left a module."""
     device = next(model.parameters()).device
     src, _ = pad_sources([source], device)
     tgt_in, _ = pad_batch([[BOS, *target[:-1]]], device)
@@ -218,7 +223,7 @@ def _check_weights(
             rows, columns = located.part_slices(src.size(1))
             part = whole[:, rows, columns]
             if weights is None or part.shape != weights.shape:
-                yield f"I2: {located.site.id} must have weights of shape {tuple(part.shape)}"
+                yield f"outputs: {located.site.id} must have weights of shape {tuple(part.shape)}"
                 break
             part.copy_(torch.from_numpy(np.ascontiguousarray(weights)))
         else:
@@ -227,7 +232,7 @@ def _check_weights(
             error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
             if error > OUTPUT:
                 sites = ", ".join(located.site.id for located in parts)
-                yield f"I2: {sites} must add up to the output of {path}; found {error:.2g} off"
+                yield f"outputs: {sites} must add up to the output of {path}; found {error:.2g} off"
             yield from _check_contributions(
                 explanation, attentions[path], records[path].values[0], parts, src.size(1)
             )
@@ -240,7 +245,7 @@ def _check_contributions(
     parts: Sequence[LocatedSite],
     sources: int,
 ) -> Iterator[str]:
-    """Yield I2: a contribution is the norm of what one weight times its value adds."""
+    """Yield where a contribution is not the norm of what one weight times its value adds."""
     nothing = _project(module, torch.zeros_like(values), sources)
     norms = list[Tensor]()
     for head in range(values.size(0)):
@@ -256,7 +261,7 @@ def _check_contributions(
         expected = np.abs(weights) * keys[:, None, :]
         scale = max(float(expected.max(initial=0.0)), 1e-9)
         if np.abs(contributions - expected).max(initial=0.0) > OUTPUT * scale:
-            yield f"I2: contributions of {located.site.id} must be norms of weight times value"
+            yield f"contributions: {located.site.id} must have norms of weight times value"
 
 
 def _run_with_hooks(
@@ -303,7 +308,7 @@ def _check_log_probs(
     source: Sequence[int],
     target: Sequence[int],
 ) -> Iterator[str]:
-    """Yield I3 and I4: the steps are those of a plain pass and of the incremental decoder."""
+    """Yield where the steps are not those of a plain pass and of the incremental decoder."""
     device = next(model.parameters()).device
     src, _ = pad_sources([source], device)
     tgt_in, _ = pad_batch([[BOS, *target[:-1]]], device)
@@ -318,13 +323,13 @@ def _check_log_probs(
             expected = float(log_probs[at, token])
             if abs(expected - step.logprob) > LOG_PROB:
                 yield (
-                    f"I4: step {at} must have the log-probability of {name}, {expected:.6f}; "
+                    f"steps: step {at} must have the log-probability of {name}, {expected:.6f}; "
                     f"found {step.logprob:.6f}"
                 )
                 break
             best = int(log_probs[at].argmax())
             if step.top and abs(float(log_probs[at, best]) - step.top[0][2]) > LOG_PROB:
-                yield f"I3: the most probable token of step {at} must be that of {name}"
+                yield f"steps: the most probable token of step {at} must be that of {name}"
                 break
 
 

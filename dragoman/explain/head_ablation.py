@@ -110,27 +110,27 @@ def heads_switched_off(model: nn.Module, off: HeadSelection, *, sources: int = 0
 
 
 @torch.no_grad()
-def ablate_heads(forced: TeacherForcedPair, off: HeadSelection) -> NDArray[np.float32]:
+def ablate_heads(pair: TeacherForcedPair, off: HeadSelection) -> NDArray[np.float32]:
     """Return the change (T,) of each target token's log-probability with some heads off."""
-    with heads_switched_off(forced.model, {}):
-        before = forced.baseline()
-    with heads_switched_off(forced.model, off, sources=forced.src_length):
-        after = forced.baseline()
+    with heads_switched_off(pair.model, {}):
+        before = pair.baseline()
+    with heads_switched_off(pair.model, off, sources=pair.src_length):
+        after = pair.baseline()
     return _to_numpy(after - before)
 
 
-def estimate_head_effects(forced: TeacherForcedPair) -> dict[str, NDArray[np.float32]]:
+def estimate_head_effects(pair: TeacherForcedPair) -> dict[str, NDArray[np.float32]]:
     """Return estimates of the effect of every head: (H,) for each attention; see `head_estimates`.
 
     It takes as many backward passes as the target has tokens, batched.
     """
-    parts = attention_parts(forced.model)
+    parts = attention_parts(pair.model)
     if not parts:
         return {}
     with torch.inference_mode(False), torch.no_grad():
-        embedded = forced.embed_source(), forced.embed_target()
+        embedded = pair.embed_source(), pair.embed_target()
     heads = {path: part.heads for path, part in parts.items()}
-    return head_estimates(target_gradients(forced, *embedded, heads))
+    return head_estimates(target_gradients(pair, *embedded, heads))
 
 
 def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]:
@@ -150,59 +150,59 @@ def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]
     }
 
 
-def measure_head_effects(forced: TeacherForcedPair) -> Iterator[HeadEffect]:
+def measure_head_effects(pair: TeacherForcedPair) -> Iterator[HeadEffect]:
     """Yield the effect of each head that is off alone, decoder's heads first."""
-    for batch in head_batches(forced):
-        yield from measure_head_batch(forced, batch)
+    for batch in head_batches(pair):
+        yield from measure_head_batch(pair, batch)
 
 
-def head_batches(forced: TeacherForcedPair) -> list[list[tuple[str, int]]]:
+def head_batches(pair: TeacherForcedPair) -> list[list[tuple[str, int]]]:
     """Return all heads in batches of bounded memory, the decoder's before the encoder's."""
-    parts = attention_parts(forced.model)
+    parts = attention_parts(pair.model)
     heads = [(path, head) for path, part in parts.items() for head in range(part.heads)]
     groups = [
         [each for each in heads if each[0].startswith("encoder.") == in_encoder]
         for in_encoder in (False, True)
     ]
-    rows = forced.max_rows()
+    rows = pair.max_rows()
     return [group[first : first + rows] for group in groups for first in range(0, len(group), rows)]
 
 
 def measure_head_batch(
-    forced: TeacherForcedPair, heads: Sequence[tuple[str, int]]
+    pair: TeacherForcedPair, heads: Sequence[tuple[str, int]]
 ) -> list[HeadEffect]:
     """Return the effect of each of some heads that is off alone, in one batch with a row for each.
 
     If all are the decoder's, they share one encoder pass.
     """
-    with heads_switched_off(forced.model, {}):
-        before = forced.baseline()
-    changes = _to_numpy(_run_without(forced, heads) - before)
+    with heads_switched_off(pair.model, {}):
+        before = pair.baseline()
+    changes = _to_numpy(_run_without(pair, heads) - before)
     return [HeadEffect(*each, row) for each, row in zip(heads, changes, strict=True)]
 
 
 @torch.no_grad()
-def _run_without(forced: TeacherForcedPair, heads: Sequence[tuple[str, int]]) -> Tensor:
+def _run_without(pair: TeacherForcedPair, heads: Sequence[tuple[str, int]]) -> Tensor:
     """Return the log-probability (n, T) of each target token without each of n heads."""
-    model, parts, rows = forced.model, attention_parts(forced.model), len(heads)
+    model, parts, rows = pair.model, attention_parts(pair.model), len(heads)
     shares_encoder = not isinstance(model, PrefixLM) and not any(
         path.startswith("encoder.") for path, _ in heads
     )
     scales: dict[str, Tensor] = {}
     for row, (path, head) in enumerate(heads):
         if path not in scales:
-            scales[path] = torch.ones(rows, parts[path].heads, device=forced.tgt_in.device)
+            scales[path] = torch.ones(rows, parts[path].heads, device=pair.tgt_in.device)
         scales[path][row, head] = 0.0
-    src, tgt = forced.embed_source(), forced.embed_target().expand(rows, -1, -1)
+    src, tgt = pair.embed_source(), pair.embed_target().expand(rows, -1, -1)
     if shares_encoder and src is not None and isinstance(model, EncoderDecoder):
         with heads_switched_off(model, {}):
             memory = model.encode_embedded(src)
         copies = memory.select(torch.zeros(rows, dtype=torch.long, device=src.device))
         with scaled_heads(model, scales):
-            return forced.log_probs(model.decode_embedded(tgt, copies))
+            return pair.log_probs(model.decode_embedded(tgt, copies))
     src = None if src is None else src.expand(rows, -1, -1)
-    with scaled_heads(model, scales, sources=forced.src_length):
-        return forced.log_probs(forced.hidden(src, tgt))
+    with scaled_heads(model, scales, sources=pair.src_length):
+        return pair.log_probs(pair.hidden(src, tgt))
 
 
 def _to_numpy(values: Tensor) -> NDArray[np.float32]:

@@ -122,8 +122,8 @@ def make_steps(given: TaskExplainer, log_probs: Tensor, ids: Sequence[int]) -> l
     """Return the steps of log-probabilities (T, V)."""
     log_probs = log_probs.float().cpu()
     best = log_probs.topk(min(TOP, log_probs.size(1)), dim=1)
-    numbers, values = best.indices.tolist(), best.values.tolist()
-    names = given.name_outputs(ids, numbers)
+    output_ids, values = best.indices.tolist(), best.values.tolist()
+    names = given.name_outputs(ids, output_ids)
     # A log-probability of minus infinity counts for nothing.
     entropies = -(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(dim=1)
     return [
@@ -134,7 +134,7 @@ def make_steps(given: TaskExplainer, log_probs: Tensor, ids: Sequence[int]) -> l
             entropy=float(entropy),
             forced=at < given.forced,
             masked=given.forbidden,
-            top=list(zip(numbers[at], names[at], values[at], strict=True)),
+            top=list(zip(output_ids[at], names[at], values[at], strict=True)),
         )
         for at, (token, row, entropy) in enumerate(zip(ids, log_probs, entropies, strict=True))
     ]
@@ -266,7 +266,7 @@ def _make_checks(
     changes: _Ablations,
     records: AttentionRecords,
 ) -> dict[str, float]:
-    """Return how exactly the numbers fit the model: see the invariants in docs/explanation.md."""
+    """Return how exactly the numbers fit the model: see the checks in docs/explanation.md."""
     sums = [
         (each.weights.sum(dim=-1) - 1).abs().max().item()
         for each in seen

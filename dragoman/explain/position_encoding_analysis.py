@@ -95,9 +95,9 @@ class _Curve(NamedTuple):
     scores: Tensor  # (H, n)
 
 
-def summarize_positions(forced: TeacherForcedPair, site_ids: Mapping[str, str]) -> PositionSummary:
+def summarize_positions(pair: TeacherForcedPair, site_ids: Mapping[str, str]) -> PositionSummary:
     """Return how order enters a model; `site_ids` are the sites of module paths, such as "e0"."""
-    model = forced.model
+    model = pair.model
     stack_input = model.src_input if isinstance(model, EncoderDecoder) else model.stack_input
     absolute = stack_input.positions
     relative = {
@@ -105,7 +105,7 @@ def summarize_positions(forced: TeacherForcedPair, site_ids: Mapping[str, str]) 
         for path, module in find_attentions(model).items()
         if isinstance(module, SelfAttention) and module.relative_position is not None
     }
-    length = max(forced.src_length, forced.tgt_length)
+    length = max(pair.src_length, pair.tgt_length)
     arrays: dict[str, NDArray[np.float32]] = {}
     similarity = position_similarity(absolute, length)
     if similarity is not None:
@@ -127,7 +127,7 @@ def summarize_positions(forced: TeacherForcedPair, site_ids: Mapping[str, str]) 
         notes.append(_NOTES[kind])
     curves = [
         {"site": site_ids[path], "head": head, "x": curve.distances, "y": row}
-        for path, curve in _read_curves(forced, relative).items()
+        for path, curve in _read_curves(pair, relative).items()
         if path in site_ids
         for head, row in enumerate(np.round(curve.scores.double().cpu().numpy(), 4).tolist())
     ]
@@ -201,17 +201,17 @@ def _order_of_blocks(model: nn.Module) -> str:
 
 
 def _read_curves(
-    forced: TeacherForcedPair, attentions: Mapping[str, SelfAttention]
+    pair: TeacherForcedPair, attentions: Mapping[str, SelfAttention]
 ) -> dict[str, _Curve]:
     """Return the curve of each self-attention with relative positions."""
     if not attentions:
         return {}
     with torch.no_grad(), _collected_inputs(attentions) as inputs:
-        forced.baseline()
+        pair.baseline()
         curves = {}
         for path, attention in attentions.items():
             is_source = path.startswith("encoder.")
-            length = forced.src_length if is_source else forced.tgt_length
+            length = pair.src_length if is_source else pair.tgt_length
             curves[path] = distance_curve(attention, inputs[path], length, causal=not is_source)
         return curves
 

@@ -221,7 +221,7 @@ class TargetGradients(NamedTuple):
 
 
 def target_gradients(
-    forced: TeacherForcedPair, src: Tensor | None, tgt: Tensor, heads: Mapping[str, int]
+    pair: TeacherForcedPair, src: Tensor | None, tgt: Tensor, heads: Mapping[str, int]
 ) -> TargetGradients:
     """Return the gradients at embeddings (1, S, D) and (1, T, D).
 
@@ -230,16 +230,16 @@ def target_gradients(
     """
     parts = [
         _group_gradients(
-            forced, src, tgt, heads, first, min(first + TARGETS_PER_PASS, forced.tgt_length)
+            pair, src, tgt, heads, first, min(first + TARGETS_PER_PASS, pair.tgt_length)
         )
-        for first in range(0, forced.tgt_length, TARGETS_PER_PASS)
+        for first in range(0, pair.tgt_length, TARGETS_PER_PASS)
     ]
     sources = [part.src for part in parts if part.src is not None]
     return TargetGradients(
         torch.cat(sources) if sources else None,
         torch.cat(
             [
-                nn.functional.pad(part.tgt, (0, 0, 0, forced.tgt_length - part.tgt.size(1)))
+                nn.functional.pad(part.tgt, (0, 0, 0, pair.tgt_length - part.tgt.size(1)))
                 for part in parts
             ]
         ),
@@ -249,7 +249,7 @@ def target_gradients(
 
 
 def _group_gradients(
-    forced: TeacherForcedPair,
+    pair: TeacherForcedPair,
     src: Tensor | None,
     tgt: Tensor,
     heads: Mapping[str, int],
@@ -264,7 +264,7 @@ def _group_gradients(
     RNN kernels have no rule for that: there the batch has one row for each target.
     """
     if by_rows is None:
-        by_rows = any(isinstance(module, RNN) for module in forced.model.modules())
+        by_rows = any(isinstance(module, RNN) for module in pair.model.modules())
     count = end - first
     rows = count if by_rows else 1
     with torch.inference_mode(False), torch.enable_grad():
@@ -274,20 +274,20 @@ def _group_gradients(
         ]
         scales = {
             path: torch.ones(
-                rows, size, forced.src_length + forced.tgt_length, device=tgt.device
+                rows, size, pair.src_length + pair.tgt_length, device=tgt.device
             ).requires_grad_()
             for path, size in heads.items()
         }
         # Explicit weights also where no scale is wanted: fused kernels have no rule for vmap.
-        with scaled_heads(forced.model, scales, sources=forced.src_length):
-            hidden = forced.hidden(embedded[0], _given(embedded[1]))
+        with scaled_heads(pair.model, scales, sources=pair.src_length):
+            hidden = pair.hidden(embedded[0], _given(embedded[1]))
         if by_rows:  # row t at position t
-            places = torch.arange(count, device=tgt.device)
-            hidden = hidden[places, first + places].unsqueeze(0)
+            positions = torch.arange(count, device=tgt.device)
+            hidden = hidden[positions, first + positions].unsqueeze(0)
         else:
             hidden = hidden[:, first:end]
         leaf = hidden.detach().requires_grad_()
-        log_odds = forced.log_odds(leaf, first=first)  # (1, n)
+        log_odds = pair.log_odds(leaf, first=first)  # (1, n)
         [slopes] = torch.autograd.grad(log_odds.sum(), [leaf])  # (1, n, E)
         if not by_rows:  # row t has the gradient of target t alone
             slopes = torch.diag_embed(slopes[0].T).permute(1, 2, 0).unsqueeze(1)  # (n, 1, n, E)

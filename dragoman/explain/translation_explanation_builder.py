@@ -125,26 +125,26 @@ def explain_pair(
     steps = build_steps(captured.logits, target, tokenizers.tgt)
     total = math.fsum(step.logprob for step in steps)
     missing = {} if sites else {"heads": _NO_ATTENTION, "head": _NO_ATTENTION}
-    forced = TeacherForcedPair.build(model, [*source, EOS], target.tokens)
+    pair = TeacherForcedPair.build(model, [*source, EOS], target.tokens)
     attributions = list[Attribution]()
-    if note := attribution_note(forced):
+    if note := attribution_note(pair):
         missing["attribution"] = note
     estimates: Mapping[str, NDArray[np.float32]] = {}
     attributed = list[TokenAttribution]()
     if attribution in ("auto", *GRADIENT_METHODS):
-        attributed, estimates = attribute_with_heads(forced)
+        attributed, estimates = attribute_with_heads(pair)
         if attribution != "auto":
             attributed = [each for each in attributed if each.method == attribution]
     if not attributed and attribution is not None:  # raises for a method that the model has not
-        attributed = [attribute_tokens(forced, attribution)]
+        attributed = [attribute_tokens(pair, attribution)]
     if note and attributed and attribution != "occlusion":
-        attributed.append(attribute_tokens(forced, "occlusion"))
+        attributed.append(attribute_tokens(pair, "occlusion"))
     for one in attributed:
         fields, found = attribution_fields(one)
         attributions.append(fields)
         arrays |= found
-    lens = lens_fields(read_logit_lens(forced), lambda ids: token_texts(tokenizers.tgt, ids))
-    positions = summarize_positions(forced, _site_ids(model))
+    lens = lens_fields(read_logit_lens(pair), lambda ids: token_texts(tokenizers.tgt, ids))
+    positions = summarize_positions(pair, _site_ids(model))
     arrays |= lens.arrays | positions.arrays
     heads = summarize_heads(
         sites,
@@ -363,12 +363,12 @@ class LensFields(NamedTuple):
 
 
 @torch.no_grad()
-def read_logit_lens(forced: TeacherForcedPair, *, top: int = LENS_TOKENS) -> LogitLens:
+def read_logit_lens(pair: TeacherForcedPair, *, top: int = LENS_TOKENS) -> LogitLens:
     """Return the rank of each target token and the most probable tokens after each layer."""
-    model, outputs = forced.model, list[Tensor]()
+    model, outputs = pair.model, list[Tensor]()
     # Explicit attention weights, as in the pass whose numbers stand beside these.
     with record(model, list(find_attentions(model))):
-        forced.hidden(forced.embed_source(), forced.embed_target(), layer_outputs=outputs)
+        pair.hidden(pair.embed_source(), pair.embed_target(), layer_outputs=outputs)
     width = outputs[-1].size(-1)
     layers, ranks, top_ids, top_probs = [], [], [], []
     logits = torch.empty(0)
@@ -378,7 +378,7 @@ def read_logit_lens(forced: TeacherForcedPair, *, top: int = LENS_TOKENS) -> Log
         logits = model.project(model.output(model.decoder.finish(output)))[0].float()  # (T, V)
         best = logits.topk(min(top, logits.size(-1)), dim=-1)
         layers.append(f"d{number}")
-        ranks.append(token_ranks(logits, forced.tgt_out))
+        ranks.append(token_ranks(logits, pair.tgt_out))
         top_ids.append(best.indices)
         top_probs.append((best.values - logits.logsumexp(-1, keepdim=True)).exp())
     return LogitLens(

@@ -63,7 +63,7 @@ class CTranslate2Engine:
             BATCH_TOKENS_INT8 if "int8" in self._translator.compute_type else BATCH_TOKENS
         )
         self._src, self._tgt = (tokenizer.tokens(range(len(tokenizer))) for tokenizer in tokenizers)
-        self._ids = {piece: number for number, piece in enumerate(self._tgt)}
+        self._ids = {token: token_id for token_id, token in enumerate(self._tgt)}
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
         """Return why a search is unsupported: not greedy or beam search, or too many positions."""

@@ -173,15 +173,15 @@ class TranslationExplainer(abc.ABC):
         new translation is a search with the explanation's beam, length penalty and prefix; options
         that it does not state, such as constraints, are given again as `options`.
         """
-        forced, before = self._forced_target(explanation), explanation.request.get("off", ())
+        pair, before = self._forced_target(explanation), explanation.request.get("off", ())
         off = list(dict.fromkeys([*before, *heads]))
         chosen = parse_options(self._repeat_options(explanation.request) | options)
         segment, config, _ = self._first_segment(explanation.request["text"], chosen)
         strategy = chosen.strategy(self.config.decode)
-        with self._native.single_threaded(), self._heads_off(before, forced.src_length):
+        with self._native.single_threaded(), self._heads_off(before, pair.src_length):
             selected = select_heads(explanation.sites, [head for head in off if head not in before])
-            effect = ablate_heads(forced, selected)
-        with self._heads_off(off, forced.src_length):
+            effect = ablate_heads(pair, selected)
+        with self._heads_off(off, pair.src_length):
             searched = self._batch_translator.trace_search(segment, chosen, strategy)
             best = searched.best
             tokens = [*best.tokens, EOS] if best.finished else best.tokens
@@ -210,21 +210,21 @@ class TranslationExplainer(abc.ABC):
         The methods are attention_x_gradient, input_x_gradient, integrated_gradients, value_zeroing
         and occlusion.
         """
-        forced, off = self._forced_target(explanation), explanation.request.get("off", ())
-        with self._native.single_threaded(), self._heads_off(off, forced.src_length):
-            return attribution_fields(attribute_tokens(forced, method))
+        pair, off = self._forced_target(explanation), explanation.request.get("off", ())
+        with self._native.single_threaded(), self._heads_off(off, pair.src_length):
+            return attribution_fields(attribute_tokens(pair, method))
 
     def head_effects(self, explanation: Explanation) -> Iterator[tuple[str, float]]:
         """Yield each head with the change of the target's log-probability without it.
 
         Heads of the decoder come first; they come in batches, as they are computed.
         """
-        forced, off = self._forced_target(explanation), explanation.request.get("off", ())
+        pair, off = self._forced_target(explanation), explanation.request.get("off", ())
         ids = {site.path: site.id for site in explanation.sites}
         # Switched off and run within `next`, not between: a generator's context is its caller's.
-        for batch in head_batches(forced):
-            with self._native.single_threaded(), self._heads_off(off, forced.src_length):
-                effects = measure_head_batch(forced, batch)
+        for batch in head_batches(pair):
+            with self._native.single_threaded(), self._heads_off(off, pair.src_length):
+                effects = measure_head_batch(pair, batch)
             yield from ((f"{ids[each.path]}.{each.head}", each.total) for each in effects)
 
     def _first_segment(self, text: str, options: TranslationOptions) -> _FirstSegment:
@@ -291,8 +291,8 @@ class TranslationExplainer(abc.ABC):
         """
         request = explanation.request
         repeated = self._repeat_options(request) | {"off": request.get("off", ())}
-        forced = {"prefix_ids": branch_prefix(explanation, step, token)}
-        return self.explain(request["text"], **(repeated | options | forced))
+        prefix = {"prefix_ids": branch_prefix(explanation, step, token)}
+        return self.explain(request["text"], **(repeated | options | prefix))
 
     def add_branches(self, explanation: Explanation, per_step: int = 2) -> Explanation:
         """Return the explanation with branches to the best alternatives of each step.
@@ -300,8 +300,8 @@ class TranslationExplainer(abc.ABC):
         A page that was written to a file shows these; a served one asks for any.
         """
         chosen = list_branches(explanation, per_step)
-        forced, off = self._forced_target(explanation), explanation.request.get("off", ())
-        with self._heads_off(off, forced.src_length), self._native.single_threaded():
+        pair, off = self._forced_target(explanation), explanation.request.get("off", ())
+        with self._heads_off(off, pair.src_length), self._native.single_threaded():
             branches = compute_branches(self, explanation, chosen) if chosen else {}
         return dataclasses.replace(explanation, branches={**explanation.branches, **branches})
 

@@ -201,15 +201,15 @@ def bucket_mask(buckets: Tensor, *, window: int, causal: bool) -> Tensor:
     A token attends to itself only if there is no other.
     """
     codes = sort_by_bucket(buckets, window).codes.view(buckets.shape)  # (R, B, H, T)
-    met = None
+    mask = None
     for code in codes:
         rank_difference = code.unsqueeze(-1) - code.unsqueeze(-2)  # query minus key
         near = (rank_difference > 0) if causal else (rank_difference != 0)
         near = near & (rank_difference.abs() <= window)
-        met = near if met is None else met | near
-    assert met is not None, "there must be at least one round"
+        mask = near if mask is None else mask | near
+    assert mask is not None, "there must be at least one round"
     itself = torch.eye(codes.size(-1), dtype=torch.bool, device=codes.device)
-    return met | (itself & ~met.any(dim=-1, keepdim=True))
+    return mask | (itself & ~mask.any(dim=-1, keepdim=True))
 
 
 def attend_sorted(

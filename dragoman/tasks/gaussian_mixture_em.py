@@ -65,9 +65,9 @@ class GaussianMixture(NamedTuple):
         if mask is not None:
             responsibilities = responsibilities.masked_fill(~mask.unsqueeze(2), 0.0)
         counts = responsibilities.sum(dim=1).clamp(min=1e-6)  # (B, K)
-        shares = (responsibilities / counts.unsqueeze(1)).transpose(1, 2)  # (B, K, N)
-        means = shares @ points
-        variances = shares @ points.square() - means.square()
+        weights = (responsibilities / counts.unsqueeze(1)).transpose(1, 2)  # (B, K, N)
+        means = weights @ points
+        variances = weights @ points.square() - means.square()
         return GaussianMixture(
             (counts / counts.sum(dim=1, keepdim=True)).log(),
             means,

@@ -69,9 +69,9 @@ class NgramTable:
         keys, counts = np.unique(self._hash_ngrams(words), return_counts=True)
         if not len(self._keys) or not len(keys):
             return NgramCounts(np.zeros(0, np.int32), np.zeros(0, np.int32))
-        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        known = self._keys[places] == keys
-        return NgramCounts((places[known] + 1).astype(np.int32), counts[known].astype(np.int32))
+        indices = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        known = self._keys[indices] == keys
+        return NgramCounts((indices[known] + 1).astype(np.int32), counts[known].astype(np.int32))
 
     def inverse_document_frequencies(self, documents: int) -> NDArray[np.float32]:
         """Return log((1 + documents) / (1 + documents with it)) + 1 by id; 0 for padding."""

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.__main__ import open_streams
 from dragoman.cli.app import _reword_value_error, main
-from dragoman.cli.printing import print_result
+from dragoman.cli.terminal_output import print_result
 
 
 def error_line(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:

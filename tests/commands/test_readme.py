@@ -200,10 +200,10 @@ def test_the_tables_name_every_command_and_recipe() -> None:
         ), pattern
     for name in recipes_of("translate"):
         assert any(re.fullmatch(pattern.replace("*", r"\w+"), name) for pattern in patterns), name
-    assert f"**{len(recipes_of('translate'))} architectures" in read(README)
-    assert f"**{len(recipes_of('translate'))} 种结构" in read(README_ZH)
+    assert f"**{len(recipes_of('translate'))} recipes" in read(README)
+    assert f"**{len(recipes_of('translate'))} 个配方" in read(README_ZH)
     tutorial = read(ROOT / "docs" / "tutorial.md")
-    assert f"{len(recipes_of('translate'))} architectures for translation" in tutorial
+    assert f"{len(recipes_of('translate'))} recipes for translation" in tutorial
 
 
 def test_the_benchmarks_and_make_targets_are_there() -> None:

@@ -126,7 +126,7 @@ EXTRAS = {
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
 def test_every_explanation_matches_its_model(name: str) -> None:
-    """I1 to I5 and I12 (tensor2tensor#540, #917, OpenNMT-py#2490)."""
+    """See tensor2tensor#540, #917, OpenNMT-py#2490."""
     translator, explanation = miniature(name), explanation_of(name)
     assert check_explanation(explanation) == []
     assert check_against_model(explanation, translator.model) == []
@@ -167,7 +167,6 @@ def test_every_explanation_is_reported_in_the_terminal(name: str) -> None:
 @pytest.mark.parametrize("budget", [None, 2_000_000, 40_000])
 @pytest.mark.parametrize("name", recipes_of("translate"))
 def test_every_explanation_fits_its_budget_as_json(name: str, budget: int | None) -> None:
-    """I13 and I14."""
     assert check_wire_form(explanation_of(name), budget) == []
 
 

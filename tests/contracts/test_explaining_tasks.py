@@ -38,7 +38,7 @@ def explained(subject: Subject) -> Explanation:
     return subject.predictor.explain(subject.example)
 
 
-def test_rows_sum_to_one_and_masked_keys_are_zero(explained: Explanation) -> None:  # I1
+def test_rows_sum_to_one_and_masked_keys_are_zero(explained: Explanation) -> None:
     for site in explained.sites:
         weights = explained.arrays[site.tensor]
         assert weights.shape == explained.arrays[site.contribution].shape
@@ -59,7 +59,7 @@ def test_rows_sum_to_one_and_masked_keys_are_zero(explained: Explanation) -> Non
             assert len(labels or expected) == size
 
 
-def test_recording_changes_nothing(explained: Explanation) -> None:  # I3
+def test_recording_changes_nothing(explained: Explanation) -> None:
     # A posterior far from every component magnifies rounding.
     bound = 1e-3 if explained.model.get("problem") == "clustering" else 1e-5
     assert explained.checks["capture"] < bound
@@ -124,7 +124,7 @@ def test_the_invariants_of_all_explanations_hold(explained: Explanation) -> None
         assert check_wire_form(explained, budget) == []
 
 
-def test_a_head_that_is_off_is_a_fresh_run(subject: Subject, explained: Explanation) -> None:  # I9
+def test_a_head_that_is_off_is_a_fresh_run(subject: Subject, explained: Explanation) -> None:
     again = subject.predictor.explain(subject.example, off=[])
     assert again.digest == explained.digest
     if not explained.heads:
@@ -171,7 +171,7 @@ def test_attributions_have_a_row_per_output(subject: Subject, explained: Explana
             assert all(np.isfinite(array).all() for array in arrays.values())
 
 
-def test_heads_add_up_to_what_left_the_module(subject: Subject) -> None:  # I2
+def test_heads_add_up_to_what_left_the_module(subject: Subject) -> None:
     predictor = subject.predictor
     attentions = {
         path: module

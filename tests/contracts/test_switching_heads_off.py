@@ -46,61 +46,61 @@ def settings() -> dict[str, ModelConfig]:
 
 
 @pytest.fixture
-def forced(name: str) -> TeacherForcedPair:
+def pair(name: str) -> TeacherForcedPair:
     torch.manual_seed(0)
     model = build_model(settings()[name], src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
     return tiny_pair(perturb_weights(model, 0.05).eval().requires_grad_(False))
 
 
 @pytest.mark.parametrize("name", settings())
-def test_heads_off(forced: TeacherForcedPair, name: str) -> None:
-    parts = attention_parts(forced.model)
-    estimates = estimate_head_effects(forced)
+def test_heads_off(pair: TeacherForcedPair, name: str) -> None:
+    parts = attention_parts(pair.model)
+    estimates = estimate_head_effects(pair)
     assert {path: len(row) for path, row in estimates.items()} == {
         path: part.heads for path, part in parts.items()
     }
-    effects = list(measure_head_effects(forced))
+    effects = list(measure_head_effects(pair))
     assert len(effects) == sum(part.heads for part in parts.values())
     for each in effects[:: max(1, len(effects) // 4)]:
         np.testing.assert_allclose(
-            each.changes, ablate_heads(forced, {each.path: [each.head]}), atol=1e-5
+            each.changes, ablate_heads(pair, {each.path: [each.head]}), atol=1e-5
         )
-    assert not ablate_heads(forced, {}).any()
-    assert np.isfinite(ablate_heads(forced, {path: [0] for path in parts})).all()
+    assert not ablate_heads(pair, {}).any()
+    assert np.isfinite(ablate_heads(pair, {path: [0] for path in parts})).all()
     if not parts:
         with pytest.raises(DataError, match="its attentions are none"):
-            ablate_heads(forced, {"decoder.0.cross": [0]})
+            ablate_heads(pair, {"decoder.0.cross": [0]})
 
 
 @pytest.mark.parametrize("name", settings())
-def test_the_lens_ends_in_the_models_logits(forced: TeacherForcedPair, name: str) -> None:
-    lens = read_logit_lens(forced)
-    with torch.no_grad(), record(forced.model):
-        logits = forced.model(forced.src, forced.tgt_in)[0]
+def test_the_lens_ends_in_the_models_logits(pair: TeacherForcedPair, name: str) -> None:
+    lens = read_logit_lens(pair)
+    with torch.no_grad(), record(pair.model):
+        logits = pair.model(pair.src, pair.tgt_in)[0]
     assert torch.equal(lens.final_logits, logits)
-    assert np.array_equal(lens.ranks[-1], token_ranks(logits, forced.tgt_out).numpy())
+    assert np.array_equal(lens.ranks[-1], token_ranks(logits, pair.tgt_out).numpy())
     assert lens.ranks.min() >= 1
     assert lens.ranks.max() <= VOCABULARY
-    found = summarize_positions(forced, {}).positions
+    found = summarize_positions(pair, {}).positions
     assert found["note"]
 
 
 @pytest.mark.parametrize("name", settings())
-def test_attribution(forced: TeacherForcedPair, name: str) -> None:
-    found = attribute_tokens(forced, "integrated_gradients")
+def test_attribution(pair: TeacherForcedPair, name: str) -> None:
+    found = attribute_tokens(pair, "integrated_gradients")
     assert found.gap is not None
     assert found.gap <= 0.05 or name in HARD_CHOICES
     gradients, occluded = (
-        attribute_tokens(forced, method) for method in ("input_x_gradient", "occlusion")
+        attribute_tokens(pair, method) for method in ("input_x_gradient", "occlusion")
     )
     for each in (found, gradients, occluded):
         assert each.source is not None
         assert each.source.shape == (6, 5)
         assert np.isfinite(each.source).all()
         assert np.array_equal(each.target, np.tril(each.target))
-    if attention_parts(forced.model):
-        assert attribute_tokens(forced, "value_zeroing").target.min() >= 0.0
+    if attention_parts(pair.model):
+        assert attribute_tokens(pair, "value_zeroing").target.min() >= 0.0
     else:
         with pytest.raises(DataError, match="value zeroing needs a model with attention"):
-            attribute_tokens(forced, "value_zeroing")
-    assert bool(attribution_note(forced)) == (name in HARD_CHOICES)
+            attribute_tokens(pair, "value_zeroing")
+    assert bool(attribution_note(pair)) == (name in HARD_CHOICES)

@@ -69,11 +69,11 @@ def reference(fork_server, memory):
     """Run without faults, once for each length, and remember its losses and its tensors' hashes."""
     known = {}
 
-    def run(updates: int = 12, every: int = 4):
-        if (updates, every) not in known:
-            directory = memory / f"reference-{updates}-{every}"
-            assert loop(fork_server, directory, updates=updates, every=every).wait() == 0
-            known[updates, every] = (fingerprint(directory), logged(directory))
-        return known[updates, every]
+    def run(steps: int = 12, every: int = 4):
+        if (steps, every) not in known:
+            directory = memory / f"reference-{steps}-{every}"
+            assert loop(fork_server, directory, steps=steps, every=every).wait() == 0
+            known[steps, every] = (fingerprint(directory), logged(directory))
+        return known[steps, every]
 
     return run

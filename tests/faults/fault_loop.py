@@ -35,7 +35,7 @@ class Net(nn.Module):
 def run(
     directory: str,
     *,
-    updates: int = 12,
+    steps: int = 12,
     every: int = 4,
     pause: float = 0.0,
     nan_at: int = 0,
@@ -47,7 +47,7 @@ def run(
         with RunDirectory(Path(directory), keep_checkpoints=keep) as place:
             return _train(
                 place,
-                updates=updates,
+                steps=steps,
                 every=every,
                 pause=pause,
                 nan_at=nan_at,
@@ -61,7 +61,7 @@ def run(
 def _train(
     place: RunDirectory,
     *,
-    updates: int,
+    steps: int,
     every: int,
     pause: float,
     nan_at: int,
@@ -81,26 +81,26 @@ def _train(
         _load(optimizer, model, newest.load_optimizer())
         done, best = newest.step, newest.state["best"]
     place.truncate_log(done)
-    for update in range(done + 1, updates + 1):
-        loss = _train_step(model, optimizer, update, nan_at)
-        place.training_log.append({"step": update, "loss": loss.hex()})
+    for step in range(done + 1, steps + 1):
+        loss = _train_step(model, optimizer, step, nan_at)
+        place.training_log.append({"step": step, "loss": loss.hex()})
         if signals.is_stop_urgent():
             return StoppedError.exit_code
         stop = signals.stop_requested()
-        if update % every == 0 or update == updates or stop or signals.checkpoint_requested():
+        if step % every == 0 or step == steps or stop or signals.checkpoint_requested():
             fault_injection.point("valid.mid")
-            better = update % every == 0 and loss < best
+            better = step % every == 0 and loss < best
             best = min(best, loss) if better else best
             signals.clear_checkpoint_request()
-            last = stop or update == updates
+            last = stop or step == steps
             if place.save_checkpoint(
-                update,
+                step,
                 _tensors(model, optimizer),
-                {"step": update, "best": best},
+                {"step": step, "best": best},
                 tolerate_disk_errors=tolerate_disk_errors and not last,
             ):
                 if better:
-                    place.keep_best(update)
+                    place.keep_best(step)
                 place.prune()
         if stop:
             return StoppedError.exit_code
@@ -108,10 +108,10 @@ def _train(
     return 0
 
 
-def _train_step(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_at: int) -> float:
+def _train_step(model: Net, optimizer: torch.optim.Optimizer, step: int, nan_at: int) -> float:
     fault_injection.point("step.before")
     torch.manual_seed(
-        int.from_bytes(hashlib.sha256(f"1/{update}".encode()).digest()[:8], "little") >> 1
+        int.from_bytes(hashlib.sha256(f"1/{step}".encode()).digest()[:8], "little") >> 1
     )
     with os_errors_converted(Path("data")):
         fault_injection.point("data.next")
@@ -122,7 +122,7 @@ def _train_step(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_a
     loss.backward()
     fault_injection.point("step.after_backward")
     optimizer.step()
-    if update == nan_at:
+    if step == nan_at:
         with torch.no_grad():
             model.inner.bias[3] = float("nan")
     return loss.item()

@@ -172,16 +172,16 @@ def last_step(directory: Path) -> int:
 
 
 def wait_for_step(
-    directory: Path, update: int, child: ChildProcess | None = None, seconds: float = 120.0
+    directory: Path, step: int, child: ChildProcess | None = None, seconds: float = 120.0
 ) -> None:
     """Wait until a running trainer has logged a step."""
     end = time.monotonic() + seconds
-    while last_step(directory) < update:
+    while last_step(directory) < step:
         assert child is None or child.alive(), (
-            f"the child ended before step {update}; the last was {last_step(directory)}"
+            f"the child ended before step {step}; the last was {last_step(directory)}"
         )
         assert time.monotonic() < end, (
-            f"step {update} never came; the last was {last_step(directory)}"
+            f"step {step} never came; the last was {last_step(directory)}"
         )
         time.sleep(0.002)
 
@@ -220,9 +220,9 @@ def leftovers(directory: Path) -> list[str]:
     return [name for name in os.listdir(directory) if name.startswith((".tmp-", ".del-"))]
 
 
-def show(bar: str, value: Any, ok: bool = True) -> None:
-    """Print a bar's line for scripts."""
-    sys.stdout.write(json.dumps({"bar": bar, "ok": ok, "value": value}) + "\n")
+def show(name: str, value: Any, ok: bool = True) -> None:
+    """Print the result of a check as a line of JSON for scripts."""
+    sys.stdout.write(json.dumps({"bar": name, "ok": ok, "value": value}) + "\n")
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

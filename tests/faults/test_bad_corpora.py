@@ -1,4 +1,4 @@
-"""R11: twenty-four bad corpora end as specified, with file and line, in little memory and time."""
+"""Twenty-four bad corpora end as specified, with file and line, in little memory and time."""
 
 from __future__ import annotations
 
@@ -202,6 +202,8 @@ def test_bad_corpora_take_little_time_and_memory(
     value = f"{ended}/{len(CASES)}, {worst} MB and {slowest:.1f} s at most"
     with capsys.disabled():
         sys.stdout.write(
-            "\n" + json.dumps({"bar": "R11", "ok": ended == len(CASES), "value": value}) + "\n"
+            "\n"
+            + json.dumps({"bar": "bad-corpora", "ok": ended == len(CASES), "value": value})
+            + "\n"
         )
     assert ended == len(CASES) == 24

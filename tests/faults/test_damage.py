@@ -1,4 +1,4 @@
-"""R3: bit flips, truncations and edited headers are detected, with the name of the file."""
+"""Bit flips, truncations and edited headers are detected, with the name of the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dragoman.storage import manifest
 def whole(fork_server, memory):
     """A run with two checkpoints, the newest of which is damaged."""
     directory = memory / "whole"
-    assert loop(fork_server, directory, updates=8, every=4).wait() == 0
+    assert loop(fork_server, directory, steps=8, every=4).wait() == 0
     shutil.rmtree(directory / "keep")  # its hard links would be hurt with the step
     assert RunDirectory(directory).steps() == [4, 8]
     yield directory
@@ -72,7 +72,7 @@ def test_a_hundred_bit_flips(whole, damage_newest_checkpoint, fault_seed):
             name, flipped(content[name], choose.randrange(len(content[name]) * 8))
         )
     show(
-        "R3",
+        "damage",
         {
             "bit_flips": 100,
             "noticed": 100,
@@ -86,7 +86,7 @@ def test_twenty_truncations(whole, damage_newest_checkpoint, fault_seed):
     for number in range(20):
         name = list(content)[number % len(content)]
         damage_newest_checkpoint(name, content[name][: choose.randrange(len(content[name]))])
-    show("R3", {"truncations": 20, "noticed": 20})
+    show("damage", {"truncations": 20, "noticed": 20})
 
 
 def test_twenty_edits_of_headers_and_manifests(whole, damage_newest_checkpoint, fault_seed):
@@ -119,7 +119,7 @@ def test_twenty_edits_of_headers_and_manifests(whole, damage_newest_checkpoint, 
     for edit in edits:
         damage_newest_checkpoint(manifest.MANIFEST_NAME, manifest.canonical_json(edit))
     damage_newest_checkpoint(manifest.MANIFEST_NAME, good.replace(b"\n", b"\r\n"))
-    show("R3", {"edits": 20, "noticed": 20})
+    show("damage", {"edits": 20, "noticed": 20})
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_every_bit_of_a_manifest_and_of_a_header(whole, damage_newest_checkpoint
     for bit in range(header_end(content[name]) * 8):
         damage_newest_checkpoint(name, flipped(content[name], bit))
     show(
-        "R3",
+        "damage",
         {
             "exhaustive_flips": 8
             * (len(content[manifest.MANIFEST_NAME]) + header_end(content[name]))
@@ -143,7 +143,7 @@ def test_every_bit_of_a_manifest_and_of_a_header(whole, damage_newest_checkpoint
 
 def test_run_resumes_from_the_previous_checkpoint(fork_server, reference, run_path):
     want, _ = reference()
-    assert loop(fork_server, run_path, updates=8).wait() == 0
+    assert loop(fork_server, run_path, steps=8).wait() == 0
     path = run_path / "step-00000008" / "optimizer.safetensors"
     path.write_bytes(flipped(path.read_bytes(), 12345))
     assert loop(fork_server, run_path).wait() == 0
@@ -157,7 +157,7 @@ def test_run_resumes_from_the_previous_checkpoint(fork_server, reference, run_pa
 
 
 def test_all_steps_damaged_is_exit_65_and_nothing_is_deleted(fork_server, run_path):
-    assert loop(fork_server, run_path, updates=8).wait() == 0
+    assert loop(fork_server, run_path, steps=8).wait() == 0
     for step in (4, 8):
         os.truncate(run_path / f"step-{step:08d}" / "weights.safetensors", 100)
     before = sum(path.stat().st_size for path in run_path.rglob("*.safetensors"))

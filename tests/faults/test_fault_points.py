@@ -1,4 +1,4 @@
-"""R2: a fault at any named point leaves a verified checkpoint, and the next start recovers."""
+"""A fault at any named point leaves a verified checkpoint, and the next start recovers."""
 
 from __future__ import annotations
 
@@ -65,4 +65,4 @@ def test_fault_at_every_occurrence_of_every_point(fork_server, reference, run_pa
                 states += 1
                 if code == 0 and action != "enospc":
                     break  # the run has no such passage
-    show("R2", {"states": states, "verified_share": 1.0})
+    show("fault-points", {"states": states, "verified_fraction": 1.0})

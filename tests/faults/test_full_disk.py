@@ -1,4 +1,4 @@
-"""R6: a full disk ends a run with exit code 74 and loses nothing; it resumes with space again."""
+"""A full disk ends a run with exit code 74 and loses nothing; it resumes with space again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_file_limits(fork_server, reference, run_path):
     want, log = reference()
     stopped = 0
     for limit in (2_000, 50_000, 200_000, 250_000, 400_000):
-        code = loop(fork_server, run_path, updates=8, every=2, file_limit=limit).wait()
+        code = loop(fork_server, run_path, steps=8, every=2, file_limit=limit).wait()
         assert code == 74, limit
         assert newest_step(run_path) >= reported(run_path)
         stopped += 1
@@ -33,7 +33,7 @@ def test_file_limits(fork_server, reference, run_path):
     assert leftovers(run_path) == []
     assert fingerprint(run_path) == want
     assert logged(run_path) == log
-    show("R6", {"file_limits": stopped, "exit_74": stopped})
+    show("disk-full", {"file_limits": stopped, "exit_74": stopped})
 
 
 @pytest.mark.parametrize("action", ["enospc", "short"])
@@ -42,10 +42,10 @@ def test_full_disk_exits_74_and_keeps_the_newest_checkpoint(
 ):
     want, _ = reference(40, 2)
     passages = ",".join(f"publish.write.state.json:{number}:{action}" for number in range(3, 30))
-    assert loop(fork_server, run_path, updates=40, every=2, keep=1, fault=passages).wait() == 74
+    assert loop(fork_server, run_path, steps=40, every=2, keep=1, fault=passages).wait() == 74
     assert newest_step(run_path) == 4
     assert "training continues" in run_path.with_name("run.output").read_text()
-    assert loop(fork_server, run_path, updates=40, every=2).wait() == 0
+    assert loop(fork_server, run_path, steps=40, every=2).wait() == 0
     assert fingerprint(run_path) == want
 
 
@@ -75,36 +75,39 @@ def small_disk(tmp_path):
 
 @pytest.mark.root
 def test_small_file_systems(fork_server, reference, run_path, small_disk):
-    assert loop(fork_server, run_path, updates=4).wait() == 0
+    assert loop(fork_server, run_path, steps=4).wait() == 0
     one = sum(sizes(run_path).values())
     refused = stopped = 0
-    for share in (
+    for fraction in (
         0.5,
         1.5,
         2.5,
         3.5,
         4.5,
     ):  # the start asks for three checkpoints and a margin: 3.6
-        run = small_disk(int(one * share)) / "run"
+        run = small_disk(int(one * fraction)) / "run"
         code = loop(fork_server, run, keep=2).wait()
-        assert code == (74 if share < 3.6 else 0), share
+        assert code == (74 if fraction < 3.6 else 0), fraction
         assert newest_step(run) == (0 if code else 12)
         refused += code == 74
-    for share in (5, 6, 7, 8, 9):  # free space at the start, then another program takes it
-        disk = small_disk(int(one * share))
+    for fraction in (5, 6, 7, 8, 9):  # free space at the start, then another program takes it
+        disk = small_disk(int(one * fraction))
         run = disk / "run"
-        child = loop(fork_server, run, updates=40, every=2, pause=0.01)
+        child = loop(fork_server, run, steps=40, every=2, pause=0.01)
         while 4 not in RunDirectory(run).steps():
             time.sleep(0.001)
         fill(disk, leave=int(one * 0.3))
-        assert child.wait() == 74, share
+        assert child.wait() == 74, fraction
         assert newest_step(run) >= max(4, reported(run))
         stopped += 1
         (disk / "filler").unlink()
-        assert loop(fork_server, run, updates=40, every=2).wait() == 0
+        assert loop(fork_server, run, steps=40, every=2).wait() == 0
         assert leftovers(run) == []
         assert fingerprint(run) == reference(40, 2)[0]
-    show("R6", {"small_disks_refused_at_start": refused, "filled_while_running_exit_74": stopped})
+    show(
+        "disk-full",
+        {"small_disks_refused_at_start": refused, "filled_while_running_exit_74": stopped},
+    )
 
 
 def fill(disk, leave: int) -> None:

@@ -1,4 +1,4 @@
-"""R12: untrusted model directories are rejected with a reason; nothing outside is opened."""
+"""Untrusted model directories are rejected with a reason; nothing outside is opened."""
 
 from __future__ import annotations
 

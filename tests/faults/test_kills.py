@@ -1,4 +1,4 @@
-"""R1: kill -9 loses only the steps since the last checkpoint, and resuming is bit-exact."""
+"""Kill -9 loses only the steps since the last checkpoint, and resuming is bit-exact."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from fault_processes import (
 EVERY = 5
 
 
-def kill_and_resume(fork_server, directory, *, updates, kills, choose):
+def kill_and_resume(fork_server, directory, *, steps, kills, choose):
     """Kill at random times, as often as asked, then finish.
 
     Return the largest number of steps that one kill lost.
     """
     most = 0
-    for target in sorted(choose.sample(range(1, updates - EVERY), kills)):
-        child = loop(fork_server, directory, updates=updates, every=EVERY)
+    for target in sorted(choose.sample(range(1, steps - EVERY), kills)):
+        child = loop(fork_server, directory, steps=steps, every=EVERY)
         wait_for_step(directory, target, child)
         time.sleep(choose.uniform(0, 0.02))
         child.send()
         assert child.wait() == -9
         most = max(most, last_step(directory) - newest_step(directory))
-    assert loop(fork_server, directory, updates=updates, every=EVERY).wait() == 0
+    assert loop(fork_server, directory, steps=steps, every=EVERY).wait() == 0
     return most
 
 
-def check(fork_server, reference, directory, *, updates, kills, seed):
-    want, log = reference(updates, EVERY)
+def check(fork_server, reference, directory, *, steps, kills, seed):
+    want, log = reference(steps, EVERY)
     began = time.monotonic()
     most = kill_and_resume(
-        fork_server, directory, updates=updates, kills=kills, choose=random.Random(seed)
+        fork_server, directory, steps=steps, kills=kills, choose=random.Random(seed)
     )
     assert fingerprint(directory) == want
     assert logged(directory) == log
     assert most <= EVERY
     seen = losses(directory)
-    assert all(len(seen[update]) == 1 for update in seen)
+    assert all(len(seen[step]) == 1 for step in seen)
     assert leftovers(directory) == []
     seconds = round(time.monotonic() - began, 1)
     show(
-        "R1",
+        "kills",
         {
             "kills": kills,
-            "updates": updates,
+            "updates": steps,
             "most_replayed": most,
             "losses_equal": len(seen),
             "seconds": seconds,
@@ -64,18 +64,18 @@ def check(fork_server, reference, directory, *, updates, kills, seed):
 
 
 @pytest.mark.parametrize(
-    ("updates", "kills"),
+    ("steps", "kills"),
     [pytest.param(120, 10, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)],
 )
 def test_killed_and_resumed_runs_end_in_the_same_weights(
-    fork_server, reference, run_path, fault_seed, updates, kills
+    fork_server, reference, run_path, fault_seed, steps, kills
 ):
     """A resumed run is the same run (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
-    check(fork_server, reference, run_path, updates=updates, kills=kills, seed=fault_seed)
+    check(fork_server, reference, run_path, steps=steps, kills=kills, seed=fault_seed)
 
 
 @pytest.mark.slow
 def test_a_hundred_kills_on_a_disk_end_in_the_same_weights(
     fork_server, reference, tmp_path, fault_seed
 ):
-    check(fork_server, reference, tmp_path / "run", updates=800, kills=100, seed=fault_seed)
+    check(fork_server, reference, tmp_path / "run", steps=800, kills=100, seed=fault_seed)

@@ -1,4 +1,4 @@
-"""R8: steps that are not finite are skipped and never saved; too many of them end the run."""
+"""Steps that are not finite are skipped and never saved; too many of them end the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R9: a batch that does not fit is split by rows.
+"""A batch that does not fit is split by rows.
 
 Nothing is dropped, and what fits is remembered.
 """
@@ -48,48 +48,50 @@ class LimitedMemoryTask:
     def __init__(
         self,
         task,
-        room: int,
+        limit: int,
         *,
         late: bool = False,
         error: type[Exception] = torch.OutOfMemoryError,
         text: str = "out of memory",
     ) -> None:
-        self.task, self.room, self.late, self.error, self.text = task, room, late, error, text
+        self.task, self.limit, self.late, self.error, self.text = task, limit, late, error, text
         self.tried: list[int] = []
 
     def loss(self, model, batch):
-        slots = len(batch) * max(batch.src.shape[1], batch.tgt_in.shape[1])
-        self.tried.append(slots)
-        if slots > self.room and not self.late:
+        padded_tokens = len(batch) * max(batch.src.shape[1], batch.tgt_in.shape[1])
+        self.tried.append(padded_tokens)
+        if padded_tokens > self.limit and not self.late:
             raise self.error(self.text)
         found = self.task.loss(model, batch)
-        if slots > self.room:
+        if padded_tokens > self.limit:
             found.total.register_hook(lambda gradient: None)
             model.embeddings["shared"].weight.register_hook(self._fail)
         return found
 
     def _fail(self, gradient):
-        if self.tried[-1] > self.room:
+        if self.tried[-1] > self.limit:
             raise self.error(self.text)
         return gradient
 
 
-def make(run, room, *, late=False, **options):
+def make(run, limit, *, late=False, **options):
     options.setdefault("model", {"dropout": 0.0})
     trainer = tiny_trainer(run, **options)
-    trainer._step.task = LimitedMemoryTask(trainer._step.task, room, late=late)
+    trainer._step.task = LimitedMemoryTask(trainer._step.task, limit, late=late)
     return trainer
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("share", [0.6, 0.3])
+@pytest.mark.parametrize("fraction", [0.6, 0.3])
 @pytest.mark.parametrize("gradient_accumulation", [1, 3])
-def test_gradient_of_parts_equals_that_of_the_batch(tmp_path, share, late, gradient_accumulation):
+def test_gradient_of_parts_equals_that_of_the_batch(
+    tmp_path, fraction, late, gradient_accumulation
+):
     """One long sentence must not end a run (OpenNMT-py#1161), nor count twice."""
     gradients = []
-    for name, room in (("whole", 10**9), ("parts", int(64 * share))):
+    for name, limit in (("whole", 10**9), ("parts", int(64 * fraction))):
         with RunDirectory(tmp_path / name) as run:
-            trainer = make(run, room, late=late, gradient_accumulation=gradient_accumulation)
+            trainer = make(run, limit, late=late, gradient_accumulation=gradient_accumulation)
             batch = next(trainer._data_loader.batches(1, Cursor(0, 0)))
             gradients.append(accumulated(trainer._step, batch))
             assert (trainer._step.oom_splitter.splits > 0) == (name == "parts")
@@ -100,9 +102,9 @@ def test_gradient_of_parts_equals_that_of_the_batch(tmp_path, share, late, gradi
 
 
 def test_a_run_in_little_memory_finishes_and_counts_every_example(tmp_path):
-    for name, room in (("whole", 10**9), ("narrow", 30)):
+    for name, limit in (("whole", 10**9), ("narrow", 30)):
         with RunDirectory(tmp_path / name) as run:
-            make(run, room).fit(resume=False)
+            make(run, limit).fit(resume=False)
     logs = [
         [record for record in log_of(tmp_path / name) if "nll" in record]
         for name in ("whole", "narrow")
@@ -119,9 +121,9 @@ def test_token_limits_are_remembered(tmp_path):
         trainer = make(run, 30, steps=24)
         trainer.fit(resume=False)
     tried = trainer._step.task.tried
-    failures = [slots for slots in tried if slots > 30]
+    failures = [padded_tokens for padded_tokens in tried if padded_tokens > 30]
     assert len(failures) <= 2 * len(trainer._step.oom_splitter.token_limits)
-    assert all(slots <= 30 for slots in tried[len(tried) // 2 :])
+    assert all(padded_tokens <= 30 for padded_tokens in tried[len(tried) // 2 :])
 
 
 def test_a_resumed_run_splits_the_same_way(tmp_path):
@@ -138,7 +140,7 @@ def test_a_resumed_run_splits_the_same_way(tmp_path):
 
 def test_batch_splitting_warns_once_per_process(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(train_step, "_warned", set())
-    for name in ("rehearsal", "run"):
+    for name in ("dry_run", "run"):
         with RunDirectory(tmp_path / name) as run:
             trainer = make(run, 10, steps=4)
             trainer.fit(resume=False)

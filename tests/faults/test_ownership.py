@@ -1,4 +1,4 @@
-"""R7: one trainer per directory; a read-only directory is rejected before any work."""
+"""One trainer per directory; a read-only directory is rejected before any work."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_second_trainer_is_rejected_and_writes_nothing(fork_server, reference, run_path):
     want, _ = reference(40, 40)
-    first = loop(fork_server, run_path, updates=40, every=40, fault="step.before:20:sleep")
+    first = loop(fork_server, run_path, steps=40, every=40, fault="step.before:20:sleep")
     wait_for_step(run_path, 19, first)
     before = snapshot(run_path)
-    assert loop(fork_server, run_path, updates=40, every=40).wait() == 73
+    assert loop(fork_server, run_path, steps=40, every=40).wait() == 73
     assert snapshot(run_path) == before
     assert f"process {first.pid} on" in run_path.with_name("run.output").read_text()
     assert first.wait() == 0
     assert fingerprint(run_path) == want
-    show("R7", {"second_trainer_exit": 73, "bytes_written": 0})
+    show("ownership", {"second_trainer_exit": 73, "bytes_written": 0})
 
 
 @pytest.mark.parametrize("removal", ["deleted", "replaced", "a link"])
@@ -45,14 +45,14 @@ def test_deleted_lock_file_of_a_live_run_admits_no_second_trainer(
     fork_server, reference, run_path, removal
 ):
     want, _ = reference(40, 10)
-    first = loop(fork_server, run_path, updates=40, every=10, fault="step.before:15:sleep")
+    first = loop(fork_server, run_path, steps=40, every=10, fault="step.before:15:sleep")
     wait_for_step(run_path, 14, first)
     (run_path / "lock").unlink()
     if removal == "replaced":
         (run_path / "lock").write_text("mine\n")
     elif removal == "a link":
         (run_path / "lock").symlink_to(run_path / "elsewhere")
-    assert loop(fork_server, run_path, updates=40, every=10).wait() == 73
+    assert loop(fork_server, run_path, steps=40, every=10).wait() == 73
     assert not (run_path / "elsewhere").exists()
     if removal == "a link":
         (run_path / "lock").unlink()
@@ -172,21 +172,21 @@ def test_discarded_lines_are_not_written_through_links(tmp_path, odd):
 
 def test_after_a_kill_the_next_start_succeeds(fork_server, reference, run_path):
     want, _ = reference(40, 10)
-    first = loop(fork_server, run_path, updates=40, every=10, pause=0.005)
+    first = loop(fork_server, run_path, steps=40, every=10, pause=0.005)
     wait_for_step(run_path, 15, first)
     first.send()
     assert first.wait() == -9
-    assert loop(fork_server, run_path, updates=40, every=10).wait() == 0
+    assert loop(fork_server, run_path, steps=40, every=10).wait() == 0
     assert fingerprint(run_path) == want
 
 
 def test_a_copied_run_is_not_locked(fork_server, reference, run_path):
     want, _ = reference(40, 10)
-    first = loop(fork_server, run_path, updates=40, every=10, fault="step.before:15:sleep")
+    first = loop(fork_server, run_path, steps=40, every=10, fault="step.before:15:sleep")
     wait_for_step(run_path, 14, first)
     copied = run_path.with_name("copied")
     shutil.copytree(run_path, copied)
-    assert loop(fork_server, copied, updates=40, every=10).wait() == 0
+    assert loop(fork_server, copied, steps=40, every=10).wait() == 0
     assert fingerprint(copied) == want
     assert first.wait() == 0
 
@@ -201,7 +201,7 @@ def test_a_directory_without_permission_is_exit_77(fork_server):
         assert loop(fork_server, run, user=NOBODY).wait() == 77
         assert os.listdir(run) == []
         assert str(run) in (Path(folder) / "run.output").read_text()
-    show("R7", {"no_permission_exit": 77})
+    show("ownership", {"no_permission_exit": 77})
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
@@ -213,8 +213,8 @@ def test_a_directory_without_permission_is_exit_77_for_the_user(fork_server, tmp
 
 
 def test_numbers_that_are_not_finite_are_not_published(fork_server, run_path):
-    """R8's storage: exit 70, and the last finite step is intact."""
+    """Storage with a loss that is not finite: exit 70, and the last finite step is intact."""
     assert loop(fork_server, run_path, nan_at=8).wait() == 70
     assert newest_step(run_path) == 4
     assert "inner.bias" in run_path.with_name("run.output").read_text()
-    show("R8", {"exit": 70, "published_not_finite": 0})
+    show("non-finite", {"exit": 70, "published_not_finite": 0})

@@ -1,4 +1,4 @@
-"""R2: after a power loss at any moment there is a verified step as new as the last reported one."""
+"""After a power loss at any moment there is a verified step as new as the last reported one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_power_loss_during_save_and_prune(memory, monkeypatch):
     assert {"create", "write", "fsync", "mkdir", "rename", "link", "remove"} <= names
     states = survivors(operations, before, run_path, reported=2)
     shutil.rmtree(run_path)
-    show("R2", {"power_loss_operations": len(operations), "power_loss_states": states})
+    show("power-loss", {"power_loss_operations": len(operations), "power_loss_states": states})
     assert states > 60
 
 

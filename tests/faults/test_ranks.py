@@ -1,4 +1,4 @@
-"""R10: several processes train as one, and none outlives the others."""
+"""Several processes train as one, and none outlives the others."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_several_ranks_equal_one(fork_server, tmp_path, ranks, steps, settings):
         )
     worst = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(first, second, strict=True))
     show(
-        "R10",
+        "ranks",
         {
             "ranks": ranks,
             **settings,
@@ -300,7 +300,7 @@ def test_under_torchrun_no_rank_survives(tmp_path, killed, times, number, limit,
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank, signal.SIGKILL)
     show(
-        "R10",
+        "ranks",
         {
             "killed": killed,
             "fsdp": fsdp,

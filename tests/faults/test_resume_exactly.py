@@ -1,4 +1,4 @@
-"""R4: a run that is stopped and resumed is, bit for bit, the run that was not."""
+"""A run that is stopped and resumed is, bit for bit, the run that was not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R5: a signal at any moment ends the run with exit code 75 and a checkpoint to resume from."""
+"""A signal at any moment ends the run with exit code 75 and a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 @pytest.mark.parametrize(
-    ("updates", "signals"),
+    ("steps", "signals"),
     [pytest.param(120, 6, id="quick"), pytest.param(400, 20, id="full", marks=pytest.mark.slow)],
 )
-def test_signals_at_random_moments(fork_server, reference, run_path, fault_seed, updates, signals):
-    want, log = reference(updates, 25)
+def test_signals_at_random_moments(fork_server, reference, run_path, fault_seed, steps, signals):
+    want, log = reference(steps, 25)
     choose = random.Random(fault_seed)
-    for number, target in enumerate(sorted(choose.sample(range(1, updates - 25), signals))):
+    for number, target in enumerate(sorted(choose.sample(range(1, steps - 25), signals))):
         target = max(
             target, last_step(run_path) + 1
         )  # a step of this start: before, its handlers may not be installed yet
-        child = loop(fork_server, run_path, updates=updates, every=25)
+        child = loop(fork_server, run_path, steps=steps, every=25)
         wait_for_step(run_path, target, child)
         time.sleep(choose.uniform(0, 0.01))
         child.send(SIGNALS[number % 3])
@@ -48,11 +48,11 @@ def test_signals_at_random_moments(fork_server, reference, run_path, fault_seed,
             run_path
         )  # what was done is saved: nothing is replayed
         assert leftovers(run_path) == []
-    assert loop(fork_server, run_path, updates=updates, every=25).wait() == 0
+    assert loop(fork_server, run_path, steps=steps, every=25).wait() == 0
     assert fingerprint(run_path) == want
     assert logged(run_path) == log
     assert all(len(seen) == 1 for seen in losses(run_path).values())
-    show("R5", {"signals": signals, "exit_75": signals})
+    show("signals", {"signals": signals, "exit_75": signals})
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_third_signal_kills_and_loses_nothing(fork_server, reference, run_path
 
 def test_usr1_saves_a_checkpoint_and_training_continues(fork_server, reference, run_path):
     want, _ = reference(60, 50)
-    child = loop(fork_server, run_path, updates=60, every=50, pause=0.01)
+    child = loop(fork_server, run_path, steps=60, every=50, pause=0.01)
     wait_for_step(run_path, 3, child)
     child.send(signal.SIGUSR1)
     assert child.wait() == 0
@@ -125,7 +125,7 @@ signals.install_handlers()
 import sys
 sys.path.insert(0, {str(HERE)!r})
 import fault_loop
-sys.exit(fault_loop.run({str(directory)!r}, updates=100000, every=1000))
+sys.exit(fault_loop.run({str(directory)!r}, steps=100000, every=1000))
 """
     return subprocess.Popen(
         [sys.executable, "-c", program],
@@ -172,7 +172,7 @@ def test_twenty_signals_in_the_first_seconds(run_path, fault_seed):
         assert signalled_early(run_path, SIGNALS[number % 3], delay) == 75
         slowest = max(slowest, time.monotonic() - began - delay)
         assert newest_step(run_path) >= 1
-    show("R5", {"early_signals": 20, "exit_75": 20, "slowest_seconds": round(slowest, 1)})
+    show("signals", {"early_signals": 20, "exit_75": 20, "slowest_seconds": round(slowest, 1)})
 
 
 @pytest.mark.skipif(

@@ -176,7 +176,7 @@ def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kil
     assert leftovers(out) == []
     seconds = round(time.monotonic() - began, 1)
     show(
-        "R1",
+        "kills",
         {
             "command": "dragoman train",
             "kills": kills,
@@ -211,14 +211,14 @@ def test_a_kill_while_the_bundle_is_written(train, whole, out):
 
 
 def test_wall_clock_changes_have_no_effect(train, whole, out):
-    """Machines whose clocks are years apart take turns (bar R11's last part)."""
+    """Machines whose clocks are years apart take turns."""
     year = 365 * 86400
     killed_at(train, out, 8, clock=10 * year)
     killed_at(train, out, 17, clock=-year)
     assert train(out, clock=3 * year).wait() == 0, read_output(out)
     assert outcome(out) == whole()
     assert leftovers(out / "training") == []
-    show("R11", {"clocks": [10, -1, 3], "same_weights": True})
+    show("clock", {"clocks": [10, -1, 3], "same_weights": True})
 
 
 def test_a_signal_stops_saves_and_reports_how_to_continue(train, whole, out):

@@ -1,4 +1,4 @@
-"""R1 and R5 with the real trainer: kill -9 and signals at random moments change nothing."""
+"""With the real trainer: kill -9 and signals at random moments change nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_killed_and_resumed_runs_end_in_the_same_weights(
     assert most <= 5
     assert leftovers(run_path) == []
     show(
-        "R1",
+        "kills",
         {
             "trainer": True,
             "kills": kills,

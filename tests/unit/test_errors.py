@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from dragoman.cli.printing import print_error, print_json, print_note, print_result, print_table
+from dragoman.cli.terminal_output import (
+    print_error,
+    print_json,
+    print_note,
+    print_result,
+    print_table,
+)
 from dragoman.config import read_config
 from dragoman.errors import (
     MAX_LISTED_PROBLEMS,

@@ -91,12 +91,14 @@ class TaskExplainer(abc.ABC):
         """Return the output ids (T,) that are explained, of log-probabilities (T, V)."""
 
     @abc.abstractmethod
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return the text of an output id."""
 
-    def name_outputs(self, ids: Sequence[int], numbers: Sequence[Sequence[int]]) -> list[list[str]]:
+    def name_outputs(
+        self, ids: Sequence[int], output_ids: Sequence[Sequence[int]]
+    ) -> list[list[str]]:
         """Return the texts of some output ids at each position of the output `ids`."""
-        return [[self.name_output(number) for number in row] for row in numbers]
+        return [[self.name_output(output_id) for output_id in row] for row in output_ids]
 
     @abc.abstractmethod
     def target(self, ids: Sequence[int]) -> TokenizedText:
@@ -365,11 +367,11 @@ def locate_tokens(
     found = find_spans(text, words) if spans is None else spans
     edges = grapheme_ends(text)
     tokens, start = list[Token](), 0
-    for word, number, span in zip(words, ids, found, strict=True):
+    for word, token_id, span in zip(words, ids, found, strict=True):
         end = start if span is None else max(start, edges[span[1]])
         # The rank by frequency of a vocabulary that is sorted by it.
-        rank = number - len(SPECIAL_TOKENS) if number >= len(SPECIAL_TOKENS) else None
-        tokens.append(Token(int(number), text[start:end] or word, (start, end), rank=rank))
+        rank = token_id - len(SPECIAL_TOKENS) if token_id >= len(SPECIAL_TOKENS) else None
+        tokens.append(Token(int(token_id), text[start:end] or word, (start, end), rank=rank))
         start = end
     return TokenizedText(
         text=text[:start],
@@ -382,5 +384,5 @@ def locate_tokens(
 def name_classes(names: Sequence[str]) -> TokenizedText:
     """Return classes as the tokens of an output without a text."""
     return TokenizedText(
-        text="", tokens=[Token(number, name, (0, 0)) for number, name in enumerate(names)]
+        text="", tokens=[Token(output_id, name, (0, 0)) for output_id, name in enumerate(names)]
     )

@@ -100,9 +100,9 @@ class ClassifiedText(TaskExplainer):
         """Return the wanted label, or the most probable one."""
         return [int(log_probs[0].argmax()) if self.label is None else self.label]
 
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return a label."""
-        return self.classification.text.labels.names[number]
+        return self.classification.text.labels.names[output_id]
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return all labels."""

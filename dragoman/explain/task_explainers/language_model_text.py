@@ -81,30 +81,30 @@ def spell_tokens(
     A token that completes no character, such as one byte of several, has an empty span. `words` are
     those of the first tokens as they were given; unknown ones are shown as they were.
     """
-    decoder, written, pieces = text.decoder([]), "", list[str]()
-    for at, number in enumerate(map(int, ids)):
-        added = f"{' ' * bool(written)}{_MASK}" if number == mask else ""
-        if number not in (PAD, BOS, mask):
-            added = decoder.push(number)
-        if number == UNK and at < len(words):
+    decoder, written, texts = text.decoder([]), "", list[str]()
+    for at, token_id in enumerate(map(int, ids)):
+        added = f"{' ' * bool(written)}{_MASK}" if token_id == mask else ""
+        if token_id not in (PAD, BOS, mask):
+            added = decoder.push(token_id)
+        if token_id == UNK and at < len(words):
             added = added.replace(SPECIAL_TOKENS[UNK], words[at])
         written += added
-        pieces.append(added)
+        texts.append(added)
     ranks = text.tokenizer.frequency_ranks if isinstance(text, SubwordTokenizer) else None
     edges = grapheme_ends(written)
     tokens, start, read = list[Token](), 0, 0
-    for number, piece in zip(map(int, ids), pieces, strict=True):
-        read += len(piece)
+    for token_id, token_text in zip(map(int, ids), texts, strict=True):
+        read += len(token_text)
         end = max(start, edges[read])
-        is_special = number in (PAD, BOS, mask)
-        rank = number - len(SPECIAL_TOKENS)
+        is_special = token_id in (PAD, BOS, mask)
+        rank = token_id - len(SPECIAL_TOKENS)
         tokens.append(
             Token(
-                number,
-                piece or name_token(text, number, mask=mask),
+                token_id,
+                token_text or name_token(text, token_id, mask=mask),
                 (start, end),
                 special=is_special,
-                rank=None if is_special or rank < 0 else rank if ranks is None else ranks[number],
+                rank=None if is_special or rank < 0 else rank if ranks is None else ranks[token_id],
             )
         )
         start = end
@@ -113,20 +113,20 @@ def spell_tokens(
     )
 
 
-def name_token(text: LanguageModelTokenizer, number: int, *, mask: int | None = None) -> str:
+def name_token(text: LanguageModelTokenizer, token_id: int, *, mask: int | None = None) -> str:
     """Return a token's text: a leading space is " ", a byte that is no character "<0xE4>"."""
-    if number == mask:
+    if token_id == mask:
         return _MASK
-    if number == EOS:
+    if token_id == EOS:
         return "\n"
-    if number < len(SPECIAL_TOKENS):
-        return SPECIAL_TOKENS[number]
+    if token_id < len(SPECIAL_TOKENS):
+        return SPECIAL_TOKENS[token_id]
     if isinstance(text, SubwordTokenizer):
-        return text.tokenizer.tokens([number])[0].replace("\u2581", " ")
+        return text.tokenizer.tokens([token_id])[0].replace("\u2581", " ")
     if isinstance(text, ByteTokenizer):
-        byte = number - len(SPECIAL_TOKENS)
+        byte = token_id - len(SPECIAL_TOKENS)
         return chr(byte) if 32 <= byte < 127 or byte == 10 else f"<0x{byte:02X}>"
-    return text.decoder([number]).push(number)
+    return text.decoder([token_id]).push(token_id)
 
 
 class LanguageModelInput(TaskExplainer):
@@ -262,9 +262,9 @@ class LanguageModelInput(TaskExplainer):
         """The number of given tokens."""
         return self.given
 
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return a token's text."""
-        return name_token(self.language.text, number)
+        return name_token(self.language.text, output_id)
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return the text."""
@@ -579,9 +579,9 @@ class MaskedText(TaskExplainer):
             return log_probs.argmax(dim=1).tolist()
         return [self.row[at] for at in self.columns]
 
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return a token's text."""
-        return name_token(self.language.text, number, mask=self.language.mask_token)
+        return name_token(self.language.text, output_id, mask=self.language.mask_token)
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return what is predicted, one token after the other."""

@@ -80,9 +80,9 @@ class ComparedPair(TaskExplainer):
         """Return the most probable label."""
         return [int(log_probs[0].argmax())]
 
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return a label."""
-        return self.names[number]
+        return self.names[output_id]
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return the second sentence."""

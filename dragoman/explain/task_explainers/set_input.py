@@ -121,12 +121,12 @@ class SetInput(TaskExplainer):
         """Return the log-probabilities, or the predicted number, (copies, T)."""
         return super().explained(log_probs, ids) if self.is_distribution else log_probs[:, :, 0]
 
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return a label, a count or a component."""
         objective = self.sets.objective
         if isinstance(objective, SetClassification):
-            return objective.labels[number]
-        return f"component {number + 1}" if isinstance(objective, Clustering) else str(number)
+            return objective.labels[output_id]
+        return f"component {output_id + 1}" if isinstance(objective, Clustering) else str(output_id)
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return the labels, or what was predicted."""
@@ -137,10 +137,10 @@ class SetInput(TaskExplainer):
             name = f"{self._value:g}"
             return TokenizedText(text=name, tokens=[Token(0, name, (0, len(name)))], words=[(0, 1)])
         text, tokens = "", list[Token]()
-        for number in ids:
+        for output_id in ids:
             start = len(text)
-            text += f"{' ' if tokens else ''}{self.name_output(number)}"
-            tokens.append(Token(number, text[start:], (start, len(text))))
+            text += f"{' ' if tokens else ''}{self.name_output(output_id)}"
+            tokens.append(Token(output_id, text[start:], (start, len(text))))
         return TokenizedText(
             text=text, tokens=tokens, words=[(at, at + 1) for at in range(len(tokens))]
         )

@@ -89,35 +89,39 @@ class TaggedText(TaskExplainer):
         assert self._emissions is not None, "a pass comes first"
         return self.tagging.decode(self.model, self._emissions)[0].tolist()
 
-    def name_output(self, number: int) -> str:
+    def name_output(self, output_id: int) -> str:
         """Return a tag in the scheme that the model was trained with."""
-        return self.tagging.text.labels.names[number]
+        return self.tagging.text.labels.names[output_id]
 
-    def name_outputs(self, ids: Sequence[int], numbers: Sequence[Sequence[int]]) -> list[list[str]]:
+    def name_outputs(
+        self, ids: Sequence[int], output_ids: Sequence[Sequence[int]]
+    ) -> list[list[str]]:
         """Return tags in the scheme of the files, each in place of the one at its position.
 
         Two tags of the model may have one name: B-X and S-X are B-X in IOB2.
         """
         text = self.tagging.text
         if text.scheme == text.trained_scheme:
-            return super().name_outputs(ids, numbers)
+            return super().name_outputs(ids, output_ids)
         return [
             # The tags before and after decide what a tag is called.
             [
-                text.tags_of([*ids[max(0, at - 1) : at], number, *ids[at + 1 : at + 2]])[min(at, 1)]
-                for number in row
+                text.tags_of([*ids[max(0, at - 1) : at], output_id, *ids[at + 1 : at + 2]])[
+                    min(at, 1)
+                ]
+                for output_id in row
             ]
-            for at, row in enumerate(numbers)
+            for at, row in enumerate(output_ids)
         ]
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return the tags in the scheme of the files, as `predict` does."""
         texts = self.tagging.text.tags_of(ids)
         text, tokens = "", list[Token]()
-        for number, name in zip(ids, texts, strict=True):
+        for output_id, name in zip(ids, texts, strict=True):
             start = len(text)
             text += f" {name}" if tokens else name
-            tokens.append(Token(number, text[start:], (start, len(text))))
+            tokens.append(Token(output_id, text[start:], (start, len(text))))
         return TokenizedText(
             text=text, tokens=tokens, words=[(at, at + 1) for at in range(len(tokens))]
         )

@@ -189,9 +189,9 @@ def test_location_features_are_the_filtered_weights(
     query, key = doubles(1, 3, 3), doubles(1, 5, 3, seed=1)
     found = attention(query=query, key=key, value=key)
     filters = attention.alignment.filters.weight[:, 0]  # (2, 3)
-    looked = [begin, 0.0, 0.0, 0.0, 0.0]
+    previous_weights = [begin, 0.0, 0.0, 0.0, 0.0]
     for t in range(3):
-        padded, energies = [0.0, *looked, 0.0], []
+        padded, energies = [0.0, *previous_weights, 0.0], []
         for s in range(5):
             f = filters @ torch.tensor(padded[s : s + 3], dtype=torch.float64)
             inside = (
@@ -202,7 +202,7 @@ def test_location_features_are_the_filtered_weights(
             energies.append((score.energy.weight[0] @ torch.tanh(inside)).item())
         weights = softmax(energies)
         assert found.weights[0, t].tolist() == pytest.approx(weights, abs=1e-12)
-        looked = remember(looked, weights)
+        previous_weights = remember(previous_weights, weights)
 
 
 def test_coverage_is_its_equation() -> None:

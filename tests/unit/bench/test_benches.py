@@ -248,7 +248,7 @@ def test_its_batches_have_our_padded_size_and_fit_into_memory(seq2seq, corpus):
 
 
 def test_time_limit_is_raised_until_it_is_handled(bench, monkeypatch):
-    module = bench("timing")
+    module = bench("timing_helpers")
     monkeypatch.setattr(module, "ALARM_INTERVAL", 0.05)
     heard = []
 

@@ -99,7 +99,7 @@ def test_a_search_without_a_cache_finds_better_outputs_with_more_beams(
     """Score what was found by torch's own model, teacher-forced."""
     from bench import benchmark_worker, workload
     from bench.local_systems import build_model_and_config, pad_with_eos
-    from bench.peers import TorchTransformer
+    from bench.peers import NNTransformer
     from dragoman.text.special_tokens import BOS
 
     batch = workload.sentences(4, 500)
@@ -113,7 +113,7 @@ def test_a_search_without_a_cache_finds_better_outputs_with_more_beams(
         }
         torch.manual_seed(0)
         _, config = build_model_and_config("tiny")
-        model = TorchTransformer(config.model, 1, 500).eval()
+        model = NNTransformer(config.model, 1, 500).eval()
         scores = {}
         for beam, outputs in found.items():
             tgt_in = torch.tensor([[BOS, *output[:-1]] for output in outputs])

@@ -326,10 +326,10 @@ def test_frozen_weights_reveal_a_path_with_errors(
     plain = curves.compared_setups(torch.device("cpu"))["plain float32"]
     weights = track.train("plain", plain, 1).weights
     base = track.run_frozen("plain", plain, 1, weights)
-    holding = importlib.import_module("dragoman.training.train_step")
-    backward = holding.SingleProcess.backward
+    train_step = importlib.import_module("dragoman.training.train_step")
+    backward = train_step.SingleProcess.backward
     monkeypatch.setattr(
-        holding.SingleProcess,
+        train_step.SingleProcess,
         "backward",
         lambda self, loss: backward(self, replace(loss, total=1.01 * loss.total)),
     )

@@ -279,33 +279,36 @@ def test_train_cpu_continues_after_a_toolkit_that_failed(bench, monkeypatch, cap
 
 
 def test_a_model_is_made_by_the_toolkits_command_once(bench, monkeypatch, tmp_path):
-    visitors = bench("toolkit_translators")
+    translators = bench("toolkit_translators")
     shape = {"width": 8, "heads": 2, "ffn_width": 16, "layers": 1}
-    translation_job = visitors.TranslationJob(shape, 100, 1, tmp_path)
-    toolkit_config = visitors.TOOLKIT_CONFIGS["eole"]._replace(
+    translation_job = translators.TranslationJob(shape, 100, 1, tmp_path)
+    toolkit_config = translators.TOOLKIT_CONFIGS["eole"]._replace(
         arguments=("-c", "import sys; open(sys.argv[1] + '.saved', 'x')")
     )
-    monkeypatch.setitem(visitors.TOOLKIT_CONFIGS, "eole", toolkit_config)
-    folder = visitors.train_toolkit_model("eole", translation_job)
+    monkeypatch.setitem(translators.TOOLKIT_CONFIGS, "eole", toolkit_config)
+    folder = translators.train_toolkit_model("eole", translation_job)
     assert (folder / "eole.yaml.saved").exists()
-    assert len((folder / "tokens").read_text().splitlines()) == 100 - visitors.SPECIALS
+    assert len((folder / "tokens").read_text().splitlines()) == 100 - translators.SPECIALS
     assert (
-        visitors.train_toolkit_model("eole", translation_job) == folder
+        translators.train_toolkit_model("eole", translation_job) == folder
     )  # a second time it would fail
     monkeypatch.setitem(
-        visitors.TOOLKIT_CONFIGS,
+        translators.TOOLKIT_CONFIGS,
         "JoeyNMT",
         toolkit_config._replace(arguments=("-c", "raise SystemExit('no room')")),
     )
     with pytest.raises(RuntimeError, match="no room"):
-        visitors.train_toolkit_model("JoeyNMT", translation_job)
+        translators.train_toolkit_model("JoeyNMT", translation_job)
 
 
 def test_batches_are_padded_with_or_without_an_end(bench):
-    visitors = bench("toolkit_translators")
-    ids, lengths = visitors.pad_batch([[7, 8, 9], [5]], end=False)
-    assert ids.tolist() == [[7, 8, 9], [5, visitors.PAD, visitors.PAD]]
+    translators = bench("toolkit_translators")
+    ids, lengths = translators.pad_batch([[7, 8, 9], [5]], end=False)
+    assert ids.tolist() == [[7, 8, 9], [5, translators.PAD, translators.PAD]]
     assert lengths.tolist() == [3, 1]
-    ids, lengths = visitors.pad_batch([[7, 8, 9], [5]], end=True)
-    assert ids.tolist() == [[7, 8, 9, visitors.END], [5, visitors.END, visitors.PAD, visitors.PAD]]
+    ids, lengths = translators.pad_batch([[7, 8, 9], [5]], end=True)
+    assert ids.tolist() == [
+        [7, 8, 9, translators.END],
+        [5, translators.END, translators.PAD, translators.PAD],
+    ]
     assert lengths.tolist() == [4, 2]

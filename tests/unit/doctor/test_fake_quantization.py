@@ -114,9 +114,9 @@ def test_log_probabilities_are_about_those_of_an_int8_engine(tmp_path: Path) -> 
                 model.decode(given, model.encode(*pad_sources(sources)), mask)
             ).log_softmax(-1)
         return [
-            float(log_probs[row, at, piece])
+            float(log_probs[row, at, token])
             for row, target in enumerate(targets)
-            for at, piece in enumerate([*target, EOS])
+            for at, token in enumerate([*target, EOS])
         ]
 
     exact = np.array(ours())

@@ -106,10 +106,10 @@ def test_log_probabilities_are_ours_for_every_setting_that_it_can_express(
 def test_unsupported_models_are_rejected_with_the_reason(
     model: dict[str, Any], found: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         save_ctranslate2(*build_exportable_model(**model), tmp_path, quantization="float32")
-    assert found in str(refused.value)
-    assert "the native engine runs every model" in str(refused.value)
+    assert found in str(error.value)
+    assert "the native engine runs every model" in str(error.value)
 
 
 def test_quantization_does_not_change_the_loaded_model(tmp_path: Path) -> None:

@@ -138,9 +138,9 @@ def test_unsupported_models_are_rejected_with_the_reason(
     model: dict[str, Any], found: str, tmp_path: Path
 ) -> None:
     bundle = made(tmp_path / "m", **model)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         export_hugging_face(bundle, tmp_path / "out")
-    assert found in str(refused.value)
+    assert found in str(error.value)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m"], "nothing is left behind"
 
 

@@ -70,9 +70,9 @@ def linear_pair() -> TeacherForcedPair:
     return tiny_pair(model)
 
 
-def brute_force(forced: TeacherForcedPair, src: Tensor | None, tgt: Tensor) -> Tensor:
+def brute_force(pair: TeacherForcedPair, src: Tensor | None, tgt: Tensor) -> Tensor:
     """Return log-probabilities (T,) by the model's own methods, from embeddings (1, S, D)."""
-    model = forced.model
+    model = pair.model
     if isinstance(model, EncoderDecoder):
         assert src is not None
         hidden = model.hidden_embedded(src, tgt)
@@ -81,50 +81,50 @@ def brute_force(forced: TeacherForcedPair, src: Tensor | None, tgt: Tensor) -> T
 
         hidden = model.output(model.decoder(model.stack_input(tgt), ForwardContext()))
     log_probs = torch.log_softmax(model.project(hidden)[0], dim=-1)
-    return log_probs[torch.arange(len(forced.tgt_out)), forced.tgt_out]
+    return log_probs[torch.arange(len(pair.tgt_out)), pair.tgt_out]
 
 
 def test_a_linear_model_has_the_gradient_of_its_formula() -> None:
-    forced = linear_pair()
-    model = forced.model
-    src, tgt = forced.embed_source(), forced.embed_target()
+    pair = linear_pair()
+    model = pair.model
+    src, tgt = pair.embed_source(), pair.embed_target()
     assert src is not None
-    hidden = forced.hidden(src, tgt)[0]
+    hidden = pair.hidden(src, tgt)[0]
     # d log p_t / d h_t = W^T (onehot - p), and h_t is linear in the embeddings.
     weight = model.output_weight
     probabilities = torch.softmax(model.project(hidden), -1)
-    slopes = (torch.nn.functional.one_hot(forced.tgt_out, VOCABULARY) - probabilities) @ weight
+    slopes = (torch.nn.functional.one_hot(pair.tgt_out, VOCABULARY) - probabilities) @ weight
     source = LinearTranslator.from_source(6, 5) * (slopes @ src[0].T)
     target = LinearTranslator.from_target(6) * (slopes @ tgt[0].T)
-    found = input_x_gradient(forced)
+    found = input_x_gradient(pair)
     np.testing.assert_allclose(found.source, source.float(), atol=1e-6)
     np.testing.assert_allclose(found.target, target.float(), atol=1e-6)
 
 
 def test_a_linear_models_occlusion_is_the_closed_form() -> None:
-    forced = linear_pair()
-    src, tgt = forced.embed_source(), forced.embed_target()
+    pair = linear_pair()
+    src, tgt = pair.embed_source(), pair.embed_target()
     assert src is not None
-    model = forced.model
+    model = pair.model
     assert isinstance(model, EncoderDecoder)
     mean = model._embedding("src")(torch.arange(VOCABULARY)).mean(0)
-    hidden = forced.hidden(src, tgt)[0]
-    found = occlusion(forced)
+    hidden = pair.hidden(src, tgt)[0]
+    found = occlusion(pair)
     for position in range(5):
         shift = LinearTranslator.from_source(6, 5)[:, position, None] * (mean - src[0, position])
         changed = torch.log_softmax(model.project(hidden + shift), -1)
         before = torch.log_softmax(model.project(hidden), -1)
         rows = torch.arange(6)
-        expected = (before - changed)[rows, forced.tgt_out]
+        expected = (before - changed)[rows, pair.tgt_out]
         np.testing.assert_allclose(found.source[:, position], expected.float(), atol=1e-6)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
-    forced = tiny_pair(tiny_model("transformer + bigru", decoder).double())
-    src, tgt = forced.embed_source(), forced.embed_target()
+    pair = tiny_pair(tiny_model("transformer + bigru", decoder).double())
+    src, tgt = pair.embed_source(), pair.embed_target()
     assert src is not None
-    found, step = input_x_gradient(forced), 1e-6
+    found, step = input_x_gradient(pair), 1e-6
     for side, attributed in ((src, found.source), (tgt, found.target)):
         for position in range(side.size(1)):
             values = []
@@ -132,7 +132,7 @@ def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
                 moved = side.clone()
                 moved[0, position] *= 1 + sign * step
                 both = (moved, tgt) if side is src else (src, moved)
-                values.append(brute_force(forced, *both))
+                values.append(brute_force(pair, *both))
             slope = (values[0] - values[1]) / (2 * step)
             np.testing.assert_allclose(attributed[:, position], slope, atol=2e-5)
 
@@ -140,8 +140,8 @@ def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
 @pytest.mark.parametrize("decoder", [each for each in DECODERS if each != "sru"])
 def test_attention_x_gradient_is_the_slope_of_what_each_head_reads(decoder: str) -> None:
     """Scale all weights that one head gives one source token, by the model's public hooks."""
-    forced = tiny_pair(tiny_model("transformer", decoder).double())
-    model, step = forced.model, 1e-6
+    pair = tiny_pair(tiny_model("transformer", decoder).double())
+    model, step = pair.model, 1e-6
 
     def log_odds(path: str, head: int, key: int, scale: float) -> Tensor:
         def scale_key(weights: Tensor) -> Tensor:
@@ -150,10 +150,10 @@ def test_attention_x_gradient_is_the_slope_of_what_each_head_reads(decoder: str)
             return weights
 
         with edit(model, {path: scale_key}):
-            log_probs = brute_force(forced, forced.embed_source(), forced.embed_target())
+            log_probs = brute_force(pair, pair.embed_source(), pair.embed_target())
         return log_probs - torch.log1p(-log_probs.exp())
 
-    found = attention_x_gradient(forced)
+    found = attention_x_gradient(pair)
     expected = {"cross": np.zeros((6, 5)), "self": np.zeros((6, 6))}
     for path, attention in find_attentions(model).items():
         if path.startswith("encoder."):
@@ -170,38 +170,38 @@ def test_attention_x_gradient_is_the_slope_of_what_each_head_reads(decoder: str)
 
 
 def test_attention_x_gradient_needs_cross_attention() -> None:
-    forced = tiny_pair(tiny_model("sru", "sru"))
-    assert "attention_x_gradient" not in known_methods(forced.model)
+    pair = tiny_pair(tiny_model("sru", "sru"))
+    assert "attention_x_gradient" not in known_methods(pair.model)
     with pytest.raises(DataError, match="needs a decoder with cross-attention"):
-        attribute_tokens(forced, "attention_x_gradient")
+        attribute_tokens(pair, "attention_x_gradient")
 
 
 def test_heads_are_estimated_from_the_same_passes() -> None:
-    forced = tiny_pair(tiny_model())
-    (by_attention, found), estimates = attribute_with_heads(forced)
-    np.testing.assert_allclose(by_attention.source, attention_x_gradient(forced).source, atol=1e-6)
-    alone = input_x_gradient(forced)
+    pair = tiny_pair(tiny_model())
+    (by_attention, found), estimates = attribute_with_heads(pair)
+    np.testing.assert_allclose(by_attention.source, attention_x_gradient(pair).source, atol=1e-6)
+    alone = input_x_gradient(pair)
     np.testing.assert_allclose(found.source, alone.source, atol=1e-6)
     np.testing.assert_allclose(found.target, alone.target, atol=1e-6)
-    for path, expected in estimate_head_effects(forced).items():
+    for path, expected in estimate_head_effects(pair).items():
         np.testing.assert_allclose(estimates[path], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
 def test_integrated_gradients_are_complete_within_five_percent(decoder: str, residual: str) -> None:
-    forced = tiny_pair(tiny_model(decoder=decoder, residual=residual))
-    found = integrated_gradients(forced)
+    pair = tiny_pair(tiny_model(decoder=decoder, residual=residual))
+    found = integrated_gradients(pair)
     assert found.gap is not None
     assert found.gap <= 0.05
-    model = forced.model
+    model = pair.model
     assert isinstance(model, EncoderDecoder)
     means = [
         model._embedding(side)(torch.arange(VOCABULARY)).mean(0).expand(1, count, -1)
         for side, count in (("src", 5), ("tgt", 6))
     ]
-    src, tgt = forced.embed_source(), forced.embed_target()
-    change = brute_force(forced, src, tgt) - brute_force(forced, *means)
+    src, tgt = pair.embed_source(), pair.embed_target()
+    change = brute_force(pair, src, tgt) - brute_force(pair, *means)
     sums = torch.from_numpy(found.source.sum(1) + found.target.sum(1))
     gap = float((sums - change).abs().sum() / change.abs().sum())
     assert gap == pytest.approx(found.gap, abs=1e-3)
@@ -219,26 +219,26 @@ def test_integrated_gradients_of_a_linear_function_are_exact_with_the_fewest_poi
 
 
 def test_a_gap_that_no_number_of_points_closes_is_reported() -> None:
-    forced = tiny_pair(tiny_model(decoder="lstm(attention=additive, alignment=hard)"))
-    found = integrated_gradients(forced, max_gap=0.0)
+    pair = tiny_pair(tiny_model(decoder="lstm(attention=additive, alignment=hard)"))
+    found = integrated_gradients(pair, max_gap=0.0)
     assert found.gap is not None
     assert found.gap > 0
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_occlusion_is_a_recomputation(decoder: str) -> None:
-    forced = tiny_pair(tiny_model(decoder=decoder))
-    model = forced.model
+    pair = tiny_pair(tiny_model(decoder=decoder))
+    model = pair.model
     assert isinstance(model, EncoderDecoder)
-    src, tgt = forced.embed_source(), forced.embed_target()
+    src, tgt = pair.embed_source(), pair.embed_target()
     assert src is not None
-    before, found = brute_force(forced, src, tgt), occlusion(forced)
+    before, found = brute_force(pair, src, tgt), occlusion(pair)
     for name, side, attributed in (("src", src, found.source), ("tgt", tgt, found.target)):
         for position in range(side.size(1)):
             changed = side.clone()
             changed[0, position] = model._embedding(name)(torch.arange(VOCABULARY)).mean(0)
             both = (changed, tgt) if name == "src" else (src, changed)
-            expected = before - brute_force(forced, *both)
+            expected = before - brute_force(pair, *both)
             np.testing.assert_allclose(attributed[:, position], expected, atol=1e-5)
 
 
@@ -251,10 +251,10 @@ def zero_value(place: int, _: object, __: object, output: Tensor) -> Tensor:
 
 def test_value_zeroing_is_a_run_without_the_values() -> None:
     """The values are set to zero in the output of the projections, by hooks of torch."""
-    forced = tiny_pair(tiny_model())
-    model, found = forced.model, value_zeroing(forced)
-    src, tgt = forced.embed_source(), forced.embed_target()
-    before = forced.hidden(src, tgt)[0]
+    pair = tiny_pair(tiny_model())
+    model, found = pair.model, value_zeroing(pair)
+    src, tgt = pair.embed_source(), pair.embed_target()
+    before = pair.hidden(src, tgt)[0]
     for position in range(5 + 6):
         handles = []
         for path, module in model.named_modules():
@@ -265,7 +265,7 @@ def test_value_zeroing_is_a_run_without_the_values() -> None:
 
             place = position if position < 5 else position - 5
             handles.append(module.register_forward_hook(functools.partial(zero_value, place)))
-        after = forced.hidden(src, tgt)[0]
+        after = pair.hidden(src, tgt)[0]
         for handle in handles:
             handle.remove()
         expected = (1 - torch.cosine_similarity(before, after, dim=-1)).clamp_min(0)
@@ -276,12 +276,12 @@ def test_value_zeroing_is_a_run_without_the_values() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("decoder", [*DECODERS, "lstm(attention=additive, alignment=monotonic)"])
 def test_no_token_explains_what_came_before_it(method: str, decoder: str) -> None:
-    forced = tiny_pair(tiny_model(decoder=decoder))
+    pair = tiny_pair(tiny_model(decoder=decoder))
     if method == "value_zeroing" and decoder == "sru":
-        forced = tiny_pair(tiny_model("transformer", decoder))
+        pair = tiny_pair(tiny_model("transformer", decoder))
     if method == "attention_x_gradient" and decoder == "sru":
-        forced = tiny_pair(tiny_model(decoder="sru + transformer"))
-    found = attribute_tokens(forced, method)
+        pair = tiny_pair(tiny_model(decoder="sru + transformer"))
+    found = attribute_tokens(pair, method)
     assert found.method == method
     assert found.source is not None
     assert found.source.shape == (6, 5)
@@ -296,22 +296,22 @@ def test_no_token_explains_what_came_before_it(method: str, decoder: str) -> Non
 @pytest.mark.parametrize("method", [each for each in METHODS if each != "attention_x_gradient"])
 @pytest.mark.parametrize("decoder", ["transformer*2", "lstm + transformer"])
 def test_a_language_model_has_only_its_own_tokens(method: str, decoder: str) -> None:
-    forced = tiny_pair(tiny_language_model(decoder))
-    found = attribute_tokens(forced, method)
+    pair = tiny_pair(tiny_language_model(decoder))
+    found = attribute_tokens(pair, method)
     assert found.source is None
     assert found.target.shape == (6, 6)
     if method == "occlusion":
-        tgt = forced.embed_target()
-        before = brute_force(forced, None, tgt)
-        tgt[0, 2] = forced.model.embedding(torch.arange(VOCABULARY)).mean(0)  # type: ignore[operator]
-        expected = before - brute_force(forced, None, tgt)
+        tgt = pair.embed_target()
+        before = brute_force(pair, None, tgt)
+        tgt[0, 2] = pair.model.embedding(torch.arange(VOCABULARY)).mean(0)  # type: ignore[operator]
+        expected = before - brute_force(pair, None, tgt)
         np.testing.assert_allclose(found.target[:, 2], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prefix_lm_attributes_to_both_sides(method: str) -> None:
-    forced = tiny_pair(tiny_model("", architecture="prefix_lm"))
-    found = attribute_tokens(forced, method)
+    pair = tiny_pair(tiny_model("", architecture="prefix_lm"))
+    found = attribute_tokens(pair, method)
     assert found.source is not None
     assert np.abs(found.source).max() > 1e-4
     assert np.abs(found.target).max() > 1e-4
@@ -320,8 +320,8 @@ def test_a_prefix_lm_attributes_to_both_sides(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_it_runs_in_inference_mode_and_leaves_the_model_alone(method: str) -> None:
     model = tiny_model("transformer", "gru(attention=general)").requires_grad_(True)
-    forced = tiny_pair(model)
-    outside = attribute_tokens(forced, method)
+    pair = tiny_pair(model)
+    outside = attribute_tokens(pair, method)
     with torch.inference_mode():
         inside = attribute_tokens(tiny_pair(model), method)
     np.testing.assert_allclose(inside.source, outside.source, atol=1e-6)
@@ -339,10 +339,10 @@ def test_models_that_choose_positions_are_named() -> None:
 
 
 def test_unsupported_attribution_methods_are_rejected() -> None:
-    forced = tiny_pair(tiny_model("lstm", "lstm"))
+    pair = tiny_pair(tiny_model("lstm", "lstm"))
     with pytest.raises(
         DataError, match="value zeroing needs a model with attention; found a model without any"
     ):
-        attribute_tokens(forced, "value_zeroing")
+        attribute_tokens(pair, "value_zeroing")
     with pytest.raises(DataError, match="found 'gradients'"):
-        attribute_tokens(forced, "gradients")
+        attribute_tokens(pair, "gradients")

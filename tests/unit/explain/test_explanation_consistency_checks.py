@@ -1,4 +1,4 @@
-"""The invariants notice errors in the capture: each seeded error is reported by one of them.
+"""The checks notice errors in the capture: each seeded error is reported by one of them.
 
 The errors are those of other tools (OpenNMT-py#2490, tensor2tensor#526, #540, #917, fairseq#3365).
 """
@@ -58,7 +58,7 @@ SENTENCES = [
     ["transformer", "prefix_lm", "reformer", "convs2s", "rnn", "monotonic", "location", "summary"],
 )
 def test_every_family_holds_for_twenty_sentences(name: str) -> None:
-    """I1 to I5, I12 to I14 for beams of 1 and 4 and two budgets."""
+    """All checks hold for beams of 1 and 4 and two budgets."""
     own = explained_translator(name)
     for at, text in enumerate(SENTENCES):
         explanation = own.explain(text, beam=1 if at % 2 else 4, attribution=None)
@@ -208,59 +208,67 @@ def shifted_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ERRORS: dict[str, tuple[str, Any, str]] = {
-    "wrong layer": ("transformer", change_sites(swap_layers), "I2"),
-    "missing scale": ("transformer", missing_scale, "I2"),
-    "unmasked future": ("transformer", change_weights(unmasked_future), "I1"),
+    "wrong layer": ("transformer", change_sites(swap_layers), "outputs"),
+    "missing scale": ("transformer", missing_scale, "outputs"),
+    "unmasked future": ("transformer", change_weights(unmasked_future), "weights"),
     "weight lost to padding": (
         "transformer",
         change_weights(lambda weights: weights * 0.9),
-        "I1",
+        "row sums",
     ),
     "averaged heads": (
         "transformer",
         change_weights(lambda weights: np.repeat(weights.mean(0, keepdims=True), 2, axis=0)),
-        "I2",
+        "outputs",
     ),
-    "swapped heads": ("transformer", change_weights(lambda weights: weights[::-1]), "I2"),
-    "shifted target": ("transformer", change_weights(lambda each: np.roll(each, 1, 1)), "I2"),
-    "shifted source": ("rnn", change_weights(lambda each: np.roll(each, 1, 2)), "I2"),
+    "swapped heads": (
+        "transformer",
+        change_weights(lambda weights: weights[::-1]),
+        "outputs",
+    ),
+    "shifted target": (
+        "transformer",
+        change_weights(lambda each: np.roll(each, 1, 1)),
+        "outputs",
+    ),
+    "shifted source": ("rnn", change_weights(lambda each: np.roll(each, 1, 2)), "outputs"),
     "transposed matrix": (
         "transformer",
         change_weights(lambda each: each.swapaxes(1, 2)),
-        "I1",
+        "row sums",
     ),
-    "one head for all": ("transformer", change_weights(lambda weights: weights[:1]), "I1"),
-    "stale capture": ("transformer", stale_records, "I"),
-    "dropped relative bias": ("shaw", dropped_relative_bias, "I2"),
+    "one head for all": ("transformer", change_weights(lambda weights: weights[:1]), "weights"),
+    "stale capture": ("transformer", stale_records, ""),
+    "dropped relative bias": ("shaw", dropped_relative_bias, "outputs"),
     "dropped output bias": (
         "transformer",
         change_logits(lambda logits: logits - torch.linspace(0, 1, logits.size(1))),
-        "I4",
+        "steps",
     ),
-    "logits of another temperature": ("rnn", change_logits(lambda logits: logits * 1.01), "I4"),
-    "shifted distributions": ("transformer", shifted_steps, "I4"),
-    "logits for log-probabilities": ("convs2s", raw_logits, "I4"),
-    "no output matrix": ("transformer", no_output_matrix, "I2"),
-    "no output scale": ("convs2s", no_output_scale, "I2"),
-    "penalty of another length": ("transformer", forgotten_end, "I5"),
-    "shifted spans": ("transformer", shifted_spans, "I12"),
+    "logits of another temperature": ("rnn", change_logits(lambda logits: logits * 1.01), "steps"),
+    "shifted distributions": ("transformer", shifted_steps, "steps"),
+    "logits for log-probabilities": ("convs2s", raw_logits, "steps"),
+    "no output matrix": ("transformer", no_output_matrix, "contributions"),
+    "no output scale": ("convs2s", no_output_scale, "contributions"),
+    "penalty of another length": ("transformer", forgotten_end, "score"),
+    "shifted spans": ("transformer", shifted_spans, "token spans"),
 }
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_every_seeded_error_is_noticed(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, seed, invariant = ERRORS[error]
+    name, seed, check = ERRORS[error]
     own = explained_translator(name)
     assert problems_of(own.explain(TEXT, beam=1), name) == []
     with monkeypatch.context() as patch:
         seed(patch)
         explanation = own.explain(TEXT, beam=1)
     found = problems_of(explanation, name)
-    assert any(problem.startswith(invariant) for problem in found), found
+    assert any(problem.startswith(check) for problem in found), found
 
 
 def test_padding_that_is_attended_to_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I8: a batch whose mask is forgotten gives other numbers than each row alone."""
+    """A batch whose mask is forgotten gives other numbers than each row alone."""
     model = explained_translator("transformer").model
     sources, targets = [[5, 6, 7, 8, 9], [5, 6]], [[8, EOS], [9, 10, EOS]]
     alone = attention_and_logit_capture.capture_pair(model, sources[1], targets[1])
@@ -270,12 +278,12 @@ def test_padding_that_is_attended_to_is_noticed(monkeypatch: pytest.MonkeyPatch)
     )
     together = attention_and_logit_capture.capture_batch(model, sources, targets)[1]
     sums = [each.weights.sum(-1).min() for each in together.sites if each.site.key == "source"]
-    assert min(sums) < 0.999  # I1
-    assert not torch.allclose(together.logits, alone.logits, atol=1e-3)  # I8
+    assert min(sums) < 0.999
+    assert not torch.allclose(together.logits, alone.logits, atol=1e-3)
 
 
 def test_a_score_without_its_scale_changes_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I3: the scale of the explicit path must be that of the fused kernel."""
+    """The scale of the explicit path must be that of the fused kernel."""
     own = explained_translator("transformer")
     forward = ScaledDotScore.forward
 
@@ -285,4 +293,4 @@ def test_a_score_without_its_scale_changes_the_output(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ScaledDotScore, "forward", unscaled)
     explanation = own.explain(TEXT, beam=1)
     assert explanation.checks["capture"] > 1e-3
-    assert any(problem.startswith("I4") for problem in problems_of(explanation, "transformer"))
+    assert any(problem.startswith("steps") for problem in problems_of(explanation, "transformer"))

@@ -104,7 +104,6 @@ def test_edges_are_at_word_edges_where_one_is_near() -> None:
 
 
 def test_pooling_sums_keys_and_averages_queries() -> None:
-    """I13."""
     exact = weights(2, 5, 7)
     pooled = pool_matrix(exact, [0, 2, 5], [0, 1, 4, 7])
     assert pooled.shape == (2, 2, 3)

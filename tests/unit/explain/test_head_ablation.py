@@ -39,22 +39,22 @@ MODELS = {
 @pytest.mark.parametrize("head", [0, 1])
 def test_a_head_off_is_a_slice_of_the_output_matrix_of_zeros(path: str, head: int) -> None:
     model = tiny_model()
-    forced = tiny_pair(model)
-    effect = ablate_heads(forced, {path: [head]})
+    pair = tiny_pair(model)
+    effect = ablate_heads(pair, {path: [head]})
     changed = copy.deepcopy(model)
     with torch.no_grad():
         changed.get_submodule(path).output.weight[:, 8 * head : 8 * head + 8] = 0.0  # type: ignore[union-attr, index]
-        expected = tiny_pair(changed).baseline() - forced.baseline()
+        expected = tiny_pair(changed).baseline() - pair.baseline()
     np.testing.assert_allclose(effect, expected, atol=1e-5)
     assert np.abs(effect).max() > 1e-3
 
 
 def test_all_heads_off_leave_the_bias_alone() -> None:
     model = tiny_model()
-    forced, seen = tiny_pair(model), list[Tensor]()
+    pair, seen = tiny_pair(model), list[Tensor]()
     cross = model.get_submodule("decoder.1.cross")
     handle = cross.register_forward_hook(lambda _, __, output: seen.append(output))
-    ablate_heads(forced, {"decoder.1.cross": [0, 1]})
+    ablate_heads(pair, {"decoder.1.cross": [0, 1]})
     handle.remove()
     assert torch.equal(seen[-1], cross.output.bias.expand(1, 6, -1))  # type: ignore[union-attr, operator]
     assert not torch.equal(seen[0], seen[-1])
@@ -62,24 +62,24 @@ def test_all_heads_off_leave_the_bias_alone() -> None:
 
 def test_the_context_vector_of_an_rnn_is_zero() -> None:
     model = tiny_model("bilstm", "gru(attention=dot, decoder=bahdanau)")
-    forced = tiny_pair(model)
+    pair = tiny_pair(model)
     with record(model) as records, heads_switched_off(model, {"decoder.0.cross": [0]}):
-        forced.baseline()
+        pair.baseline()
     assert not records["decoder.0.cross"].output.any()
-    assert np.abs(ablate_heads(forced, {"decoder.0.cross": [0]})).max() > 1e-3
+    assert np.abs(ablate_heads(pair, {"decoder.0.cross": [0]})).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_off_is_the_baseline_bit_for_bit(name: str) -> None:
     model = MODELS[name]()
-    forced = tiny_pair(model)
-    assert not ablate_heads(forced, {}).any()
+    pair = tiny_pair(model)
+    assert not ablate_heads(pair, {}).any()
     path = next(iter(attention_parts(model)))
-    assert not ablate_heads(forced, {path: []}).any()
+    assert not ablate_heads(pair, {path: []}).any()
     with record(model):
-        recorded = forced.baseline()
-    with heads_switched_off(model, {path: []}, sources=forced.src_length):
-        assert torch.equal(forced.baseline(), recorded)
+        recorded = pair.baseline()
+    with heads_switched_off(model, {path: []}, sources=pair.src_length):
+        assert torch.equal(pair.baseline(), recorded)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -89,15 +89,15 @@ def test_batched_effects_are_those_of_fresh_runs(
 ) -> None:
     monkeypatch.setattr(teacher_forced_gradients, "MAX_BATCH_BYTES", max_bytes)
     model = MODELS[name]()
-    forced = tiny_pair(model)
+    pair = tiny_pair(model)
     parts = attention_parts(model)
-    found = list(measure_head_effects(forced))
+    found = list(measure_head_effects(pair))
     assert sorted((each.path, each.head) for each in found) == sorted(
         (path, head) for path, part in parts.items() for head in range(part.heads)
     )
     for each in found:
         np.testing.assert_allclose(
-            each.changes, ablate_heads(forced, {each.path: [each.head]}), atol=1e-5
+            each.changes, ablate_heads(pair, {each.path: [each.head]}), atol=1e-5
         )
         assert each.total == pytest.approx(float(each.changes.sum()))
 
@@ -105,11 +105,11 @@ def test_batched_effects_are_those_of_fresh_runs(
 @pytest.mark.parametrize("name", MODELS)
 def test_estimates_take_the_log_odds_for_linear(name: str) -> None:
     model = MODELS[name]().double()
-    forced, step = tiny_pair(model), 1e-6
-    estimates = estimate_head_effects(forced)
+    pair, step = tiny_pair(model), 1e-6
+    estimates = estimate_head_effects(pair)
 
     def log_odds() -> Tensor:
-        log_probs = forced.baseline()
+        log_probs = pair.baseline()
         return log_probs - torch.log(-torch.expm1(log_probs))
 
     for path, part in attention_parts(model).items():
@@ -118,7 +118,7 @@ def test_estimates_take_the_log_odds_for_linear(name: str) -> None:
             for change in (step, -step, 0.0):
                 scale = torch.ones(1, part.heads, dtype=torch.float64)
                 scale[0, head] += change
-                with scaled_heads(model, {path: scale}, sources=forced.src_length):
+                with scaled_heads(model, {path: scale}, sources=pair.src_length):
                     values.append(log_odds())
             slopes, before = (values[0] - values[1]) / (2 * step), values[2]
             expected = torch.sigmoid(before - slopes).log() - torch.sigmoid(before).log()
@@ -127,7 +127,7 @@ def test_estimates_take_the_log_odds_for_linear(name: str) -> None:
 
 def test_a_prefix_lms_parts_make_up_its_attention() -> None:
     model = tiny_model("", architecture="prefix_lm")
-    forced = tiny_pair(model)
+    pair = tiny_pair(model)
     assert list(attention_parts(model)) == [
         *("encoder.0.self", "encoder.1.self", "decoder.0.cross", "decoder.1.cross"),
         *("decoder.0.self", "decoder.1.self"),
@@ -136,14 +136,14 @@ def test_a_prefix_lms_parts_make_up_its_attention() -> None:
     whole = copy.deepcopy(model)
     with torch.no_grad():
         whole.get_submodule("decoder.0.self").output.weight[:, :8] = 0.0  # type: ignore[union-attr, index]
-        expected = tiny_pair(whole).baseline() - forced.baseline()
+        expected = tiny_pair(whole).baseline() - pair.baseline()
     np.testing.assert_allclose(
-        ablate_heads(forced, {name: [0] for name in names}), expected, atol=1e-5
+        ablate_heads(pair, {name: [0] for name in names}), expected, atol=1e-5
     )
     with record(model, ["decoder.0.self"]) as records:
-        forced.baseline()
-        with heads_switched_off(model, {"decoder.0.cross": [1]}, sources=forced.src_length):
-            forced.baseline()
+        pair.baseline()
+        with heads_switched_off(model, {"decoder.0.cross": [1]}, sources=pair.src_length):
+            pair.baseline()
     before, after = (each.weights[0].clone() for each in records.calls("decoder.0.self"))
     assert not after[1, 5:, :5].any()  # from target to source
     before[1, 5:, :5] = 0.0
@@ -153,32 +153,32 @@ def test_a_prefix_lms_parts_make_up_its_attention() -> None:
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "language model"])
 def test_decoding_step_by_step_honours_what_is_off(name: str) -> None:
     model = MODELS[name]()
-    forced = tiny_pair(model)
+    pair = tiny_pair(model)
     assert isinstance(model, EncoderDecoder)
-    assert forced.src is not None
+    assert pair.src is not None
     parts = attention_parts(model)
     off = {path: [part.heads - 1] for path, part in parts.items()}
-    with torch.no_grad(), heads_switched_off(model, off, sources=forced.src_length):
-        expected = model(forced.src, forced.tgt_in)[0]
-        state = model.start(model.encode(forced.src))
-        for position in range(forced.tgt_length):
-            logits, state = model.step(forced.tgt_in[:, position], state)
+    with torch.no_grad(), heads_switched_off(model, off, sources=pair.src_length):
+        expected = model(pair.src, pair.tgt_in)[0]
+        state = model.start(model.encode(pair.src))
+        for position in range(pair.tgt_length):
+            logits, state = model.step(pair.tgt_in[:, position], state)
             torch.testing.assert_close(logits[0], expected[position], atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        assert not torch.allclose(model(forced.src, forced.tgt_in)[0], expected, atol=1e-3)
+        assert not torch.allclose(model(pair.src, pair.tgt_in)[0], expected, atol=1e-3)
 
 
 def test_a_model_without_attention_has_no_heads() -> None:
-    forced = tiny_pair(tiny_model("lstm", "lstm"))
-    assert estimate_head_effects(forced) == {}
-    assert list(measure_head_effects(forced)) == []
+    pair = tiny_pair(tiny_model("lstm", "lstm"))
+    assert estimate_head_effects(pair) == {}
+    assert list(measure_head_effects(pair)) == []
     with pytest.raises(DataError, match=r"found 'decoder\.0\.cross'; its attentions are none"):
-        ablate_heads(forced, {"decoder.0.cross": [0]})
+        ablate_heads(pair, {"decoder.0.cross": [0]})
 
 
 def test_heads_that_do_not_exist_are_named() -> None:
-    forced = tiny_pair(tiny_model())
+    pair = tiny_pair(tiny_model())
     with pytest.raises(DataError, match=r"from 0 to 1; found 2; heads are counted from 0"):
-        ablate_heads(forced, {"decoder.0.cross": [0, 2]})
+        ablate_heads(pair, {"decoder.0.cross": [0, 2]})
     with pytest.raises(DataError, match=r"found 'decoder\.7\.cross'; its attentions are encoder"):
-        ablate_heads(forced, {"decoder.7.cross": [0]})
+        ablate_heads(pair, {"decoder.7.cross": [0]})

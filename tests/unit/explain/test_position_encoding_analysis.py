@@ -37,8 +37,8 @@ SITES = {
 }
 
 
-def summary_of(forced: TeacherForcedPair) -> dict[str, Any]:
-    return summarize_positions(forced, SITES).positions
+def summary_of(pair: TeacherForcedPair) -> dict[str, Any]:
+    return summarize_positions(pair, SITES).positions
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def summary_of(forced: TeacherForcedPair) -> dict[str, Any]:
     ],
 )
 def test_every_encoding_is_described(positions: str, kind: str, said: str) -> None:
-    forced = tiny_pair(tiny_model(positions=positions))
-    found = summarize_positions(forced, SITES)
+    pair = tiny_pair(tiny_model(positions=positions))
+    found = summarize_positions(pair, SITES)
     assert found.positions["kind"] == kind
     assert said in found.positions["note"]
     has_table = kind in ("sinusoidal", "learned")
@@ -74,8 +74,8 @@ def test_every_encoding_is_described(positions: str, kind: str, said: str) -> No
 
 @pytest.mark.parametrize(("src", "tgt"), [(5, 40), (40, 5)])
 def test_similarity_covers_the_longer_side(src: int, tgt: int) -> None:
-    forced = tiny_pair(tiny_model(positions="sinusoidal"), src=src, tgt=tgt)
-    assert summarize_positions(forced, SITES).arrays[SIMILARITY].shape == (40, 40)
+    pair = tiny_pair(tiny_model(positions="sinusoidal"), src=src, tgt=tgt)
+    assert summarize_positions(pair, SITES).arrays[SIMILARITY].shape == (40, 40)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
@@ -105,12 +105,12 @@ def test_the_similarity_of_a_short_table_is_no_larger_than_the_table() -> None:
 def test_a_curve_is_the_mean_over_the_sentence(positions: str, side: str) -> None:
     """Brute force: the score of each query with each key at every distance."""
     model = tiny_model(positions=positions)
-    forced = tiny_pair(model, src=7, tgt=7)
+    pair = tiny_pair(model, src=7, tgt=7)
     attention = model.get_submodule(f"{side}.1.self")
     assert isinstance(attention, SelfAttention)
     assert attention.relative_position is not None
     with torch.no_grad(), _collected_inputs({"here": attention}) as inputs:
-        forced.baseline()
+        pair.baseline()
         x = inputs["here"]
         curve = distance_curve(attention, x, 7, causal=side == "decoder")
         packed = attention.query_key_value(x)

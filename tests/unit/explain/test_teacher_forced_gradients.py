@@ -11,13 +11,13 @@ from dragoman.explain.teacher_forced_gradients import attention_parts
 
 
 def test_both_batchings_of_the_backward_passes_agree() -> None:
-    forced = tiny_pair(tiny_model().double(), tgt=7)
-    embedded = forced.embed_source(), forced.embed_target()
-    heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
+    pair = tiny_pair(tiny_model().double(), tgt=7)
+    embedded = pair.embed_source(), pair.embed_target()
+    heads = {path: part.heads for path, part in attention_parts(pair.model).items()}
     for first, end in ((0, 3), (3, 7)):
         by_vmap, by_rows = (
             teacher_forced_gradients._group_gradients(
-                forced, *embedded, heads, first, end, by_rows=by_rows
+                pair, *embedded, heads, first, end, by_rows=by_rows
             )
             for by_rows in (False, True)
         )
@@ -31,12 +31,12 @@ def test_both_batchings_of_the_backward_passes_agree() -> None:
 def test_groups_of_targets_change_nothing(
     size: int, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forced = tiny_pair(tiny_model(decoder=decoder).double(), tgt=7)
-    embedded = forced.embed_source(), forced.embed_target()
+    pair = tiny_pair(tiny_model(decoder=decoder).double(), tgt=7)
+    embedded = pair.embed_source(), pair.embed_target()
     heads = {"encoder.0.self": 2}
-    whole = teacher_forced_gradients.target_gradients(forced, *embedded, heads)
+    whole = teacher_forced_gradients.target_gradients(pair, *embedded, heads)
     monkeypatch.setattr(teacher_forced_gradients, "TARGETS_PER_PASS", size)
-    parts = teacher_forced_gradients.target_gradients(forced, *embedded, heads)
+    parts = teacher_forced_gradients.target_gradients(pair, *embedded, heads)
     torch.testing.assert_close(parts, whole)
 
 
@@ -44,14 +44,14 @@ def test_log_odds_are_exact_where_the_model_is_sure() -> None:
     model = tiny_language_model()
     with torch.no_grad():
         model.output_weight.mul_(500.0)
-    forced = tiny_pair(model)
+    pair = tiny_pair(model)
     with torch.no_grad():
-        forced = forced._replace(tgt_out=model(forced.tgt_in)[0].argmax(-1))
-        hidden = forced.hidden(None, forced.embed_target())
-        log_odds = forced.log_odds(hidden)[0]
+        pair = pair._replace(tgt_out=model(pair.tgt_in)[0].argmax(-1))
+        hidden = pair.hidden(None, pair.embed_target())
+        log_odds = pair.log_odds(hidden)[0]
         logits = model.project(hidden)[0].double()
     best = logits.topk(2, dim=-1).values
-    assert (forced.log_probs(hidden)[0] == 0.0).any()  # the probability is 1 in float32
+    assert (pair.log_probs(hidden)[0] == 0.0).any()  # the probability is 1 in float32
     assert torch.isfinite(log_odds).all()
     sure = best[:, 0] - best[:, 1] > 50
     assert sure.any()
@@ -66,9 +66,9 @@ def test_a_batch_of_copies_is_bounded_by_its_longer_side(
 ) -> None:
     """Twice what the linear layers write for the longer side, and three tensors of logits."""
     model = tiny_model()
-    forced = tiny_pair(model, src=lengths[0], tgt=lengths[1])
+    pair = tiny_pair(model, src=lengths[0], tgt=lengths[1])
     written = [each.weight.size(0) for each in model.modules() if isinstance(each, torch.nn.Linear)]
     row = 4 * (2 * 9 * sum(written) + 3 * lengths[1] * model.output_weight.size(0))
     for budget, rows in ((5 * row, 5), (5 * row - 1, 4), (1, 1)):
         monkeypatch.setattr(teacher_forced_gradients, "MAX_BATCH_BYTES", budget)
-        assert forced.max_rows() == rows
+        assert pair.max_rows() == rows

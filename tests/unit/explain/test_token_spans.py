@@ -47,7 +47,7 @@ def tokenizer(algorithm: str, *, byte_fallback: bool = True) -> Tokenizer:
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "characters"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_spans_tile_the_source_and_the_output(name: str, algorithm: str) -> None:
-    """I12, for the text that is encoded and for the one that is decoded."""
+    """Token spans, for the text that is encoded and for the one that is decoded."""
     own, text = tokenizer(algorithm), TEXTS[name]
     ids = own.encode(text)
     found = tokenize_text(own, text, [*ids, EOS])

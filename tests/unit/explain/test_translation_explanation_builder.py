@@ -35,7 +35,7 @@ TARGETS = [[10, EOS], [9, 10, 8, 7, EOS], [6, 5, EOS]]
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_capture_changes_nothing(name: str) -> None:
-    """I3 (OpenNMT-py#2490): the same tokens, and equal logits."""
+    """The same tokens, and equal logits (OpenNMT-py#2490)."""
     own = explained_translator(name)
     for source, target in zip(SOURCES, TARGETS, strict=True):
         captured = capture_pair(own.model, source, target)
@@ -50,7 +50,7 @@ def test_capture_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_padding_order_and_other_rows_change_nothing(name: str) -> None:
-    """I8 (tensor2tensor#526)."""
+    """See tensor2tensor#526."""
     model = explained_translator(name).model
     alone = [capture_pair(model, *pair) for pair in zip(SOURCES, TARGETS, strict=True)]
     more = [[6] * 12, *SOURCES], [[7] * 9, *TARGETS]
@@ -71,7 +71,6 @@ def test_padding_order_and_other_rows_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_request_has_the_same_digest(name: str) -> None:
-    """I15."""
     own = explained_translator(name)
     first, again, other = own.explain(TEXT), own.explain(TEXT), own.explain(f"{TEXT} a")
     assert first.digest == again.digest != other.digest
@@ -80,7 +79,7 @@ def test_the_same_request_has_the_same_digest(name: str) -> None:
 
 
 def test_forced_tokens_show_the_probability_of_the_model() -> None:
-    """I7: a prefix is flagged, and what follows is what `translate` writes after it."""
+    """A prefix is flagged, and what follows is what `translate` writes after it."""
     own = explained_translator("transformer")
     prefix = "HA"
     explanation = own.explain(TEXT, prefix=prefix, beam=2)
@@ -102,7 +101,6 @@ def test_forced_tokens_show_the_probability_of_the_model() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_the_score_is_the_sum_under_the_stated_penalty(alpha: float) -> None:
-    """I5."""
     own = explained_translator("transformer")
     explanation = own.explain(TEXT, beam=2, length_penalty=alpha)
     total, length = math.fsum(explanation.log_probs), len(explanation.steps)
@@ -174,25 +172,25 @@ MODELS = {
 }
 
 
-def own_logits(model: EncoderDecoder | NeuralLanguageModel, forced: object) -> torch.Tensor:
+def own_logits(model: EncoderDecoder | NeuralLanguageModel, pair: object) -> torch.Tensor:
     """Run the model as it is run while it is recorded."""
     with torch.no_grad(), record(model):
         if isinstance(model, NeuralLanguageModel):
-            return model(forced.tgt_in)[0]  # type: ignore[attr-defined]
-        return model(forced.src, forced.tgt_in)[0]  # type: ignore[attr-defined]
+            return model(pair.tgt_in)[0]  # type: ignore[attr-defined]
+        return model(pair.src, pair.tgt_in)[0]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_last_layer_is_the_model(name: str) -> None:
     build, layers = MODELS[name]
     model = build()
-    forced = tiny_pair(model)
-    lens, logits = read_logit_lens(forced), own_logits(model, forced)
+    pair = tiny_pair(model)
+    lens, logits = read_logit_lens(pair), own_logits(model, pair)
     assert torch.equal(lens.final_logits, logits)
     assert lens.layers == [f"d{number}" for number in range(layers)]
     assert lens.skipped == 0
     order = (-logits).argsort(dim=-1, stable=True)
-    for position, token in enumerate(forced.tgt_out):
+    for position, token in enumerate(pair.tgt_out):
         assert lens.ranks[-1, position] == 1 + order[position].tolist().index(token)
     probabilities = logits.softmax(-1)
     assert np.array_equal(lens.top_ids[-1], order[:, :5].numpy())
@@ -204,11 +202,11 @@ def test_the_last_layer_is_the_model(name: str) -> None:
 @pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
 def test_an_early_layer_is_a_model_that_ends_there(residual: str) -> None:
     model = tiny_model(decoder="transformer*3", residual=residual)
-    forced = tiny_pair(model)
-    lens = read_logit_lens(forced)
+    pair = tiny_pair(model)
+    lens = read_logit_lens(pair)
     model.decoder.depth = 2  # the same weights without the third layer, its final norm kept
-    logits = own_logits(model, forced)
-    assert np.array_equal(lens.ranks[1], token_ranks(logits, forced.tgt_out).numpy())
+    logits = own_logits(model, pair)
+    assert np.array_equal(lens.ranks[1], token_ranks(logits, pair.tgt_out).numpy())
     np.testing.assert_allclose(
         lens.top_probs[1], logits.softmax(-1).topk(5).values.numpy(), atol=1e-6
     )
@@ -216,10 +214,10 @@ def test_an_early_layer_is_a_model_that_ends_there(residual: str) -> None:
 
 def test_layers_of_another_width_are_counted_and_left_out() -> None:
     model = tiny_model("conv", "conv(width=8) + conv(width=24) + conv(width=24)")
-    forced = tiny_pair(model)
-    lens = read_logit_lens(forced)
+    pair = tiny_pair(model)
+    lens = read_logit_lens(pair)
     assert (lens.layers, lens.skipped) == (["d1", "d2"], 1)
-    assert torch.equal(lens.final_logits, own_logits(model, forced))
+    assert torch.equal(lens.final_logits, own_logits(model, pair))
 
 
 def test_equal_logits_share_the_better_rank() -> None:

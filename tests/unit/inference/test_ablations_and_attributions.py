@@ -96,10 +96,10 @@ def test_a_head_off_changes_effect_and_translation_as_a_fresh_run_does(
         "encoder.0.self": [0],
     }
     ids = [[token.id for token in side.tokens] for side in (explanation.source, explanation.target)]
-    forced = TeacherForcedPair.build(model, *ids)
-    before = forced.baseline()
+    pair = TeacherForcedPair.build(model, *ids)
+    before = pair.baseline()
     with heads_switched_off(model, off):
-        after = forced.baseline()
+        after = pair.baseline()
         fresh = translator.explain(SENTENCE, beam=3)
         text = translator.translate([SENTENCE], beam=3)
     np.testing.assert_allclose(found.effect, after - before, atol=1e-5)

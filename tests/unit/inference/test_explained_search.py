@@ -135,7 +135,6 @@ def test_the_trace_of_an_explanation_holds(
 def test_forced_tokens_have_the_models_probability_and_the_rest_is_translated(
     translator: Translator, prefix: str, beam: int
 ) -> None:
-    """Invariant I7."""
     found = translator.explain(SOURCE, beam=beam, prefix=prefix)
     ids = translator.tokenizers.tgt.encode(prefix)
     assert found.request["prefix"] == ids

@@ -120,13 +120,13 @@ def kernel_step(at: BeamCase, log_probs: Tensor, ids: Tensor) -> BeamCase:
 
 
 def candidates(
-    generator: torch.Generator, rows: int, pieces: int, count: int, ties: bool
+    generator: torch.Generator, rows: int, vocab_size: int, count: int, ties: bool
 ) -> tuple[Tensor, Tensor]:
     """Draw the best tokens of each row: some forbidden, </s> more often than others."""
     scores = (
-        torch.randint(-3, 0, (rows, pieces), generator=generator) * 0.5
+        torch.randint(-3, 0, (rows, vocab_size), generator=generator) * 0.5
         if ties
-        else torch.randn(rows, pieces, generator=generator) - 2
+        else torch.randn(rows, vocab_size, generator=generator) - 2
     )
     scores[:, EOS] += 0.5
     scores[:, :2] = -torch.inf

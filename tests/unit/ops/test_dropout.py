@@ -124,8 +124,8 @@ def test_the_hash_is_the_published_mixer() -> None:
 @pytest.mark.parametrize("rate", [1e-4, 0.1, 0.3, 0.5, 0.9])
 def test_the_hash_drops_as_many_as_asked(rate: float) -> None:
     for number in range(5):
-        share = low(drawn(number), rate).mean().item()
-        assert abs(share) < SIGMAS * math.sqrt(rate * (1 - rate) / COUNT)
+        deviation = low(drawn(number), rate).mean().item()
+        assert abs(deviation) < SIGMAS * math.sqrt(rate * (1 - rate) / COUNT)
 
 
 @pytest.mark.parametrize("byte", range(4))

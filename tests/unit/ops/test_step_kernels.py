@@ -131,12 +131,12 @@ def compare_sentence(
     return (found.float() - plain.transpose(1, 2).flatten(2)).abs().max().item()
 
 
-def logits_of(kind: str, rows: int, pieces: int, device: str = "cpu") -> Tensor:
+def logits_of(kind: str, rows: int, vocab_size: int, device: str = "cpu") -> Tensor:
     """Draw logits, some with many ties or with forbidden tokens far above the others."""
-    generator = torch.Generator().manual_seed(pieces)
-    x = torch.randn(rows, pieces, generator=generator) * 3
+    generator = torch.Generator().manual_seed(vocab_size)
+    x = torch.randn(rows, vocab_size, generator=generator) * 3
     if kind == "equal":
-        x = torch.randint(-2, 2, (rows, pieces), generator=generator).float()
+        x = torch.randint(-2, 2, (rows, vocab_size), generator=generator).float()
     if kind == "certain":
         x[0, END] += 60
         x[-1, 0] += 150
@@ -260,11 +260,11 @@ def test_interpreted_attention_to_the_sentence(fan: int, source: int) -> None:
 @interpreted
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("kind", ["plain", "half", "equal", "certain"])
-@pytest.mark.parametrize(("pieces", "count"), [(5, 4), (40, 1), (129, 5), (3000, 4)])
-def test_interpreted_ranks(kind: str, pieces: int, count: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "count"), [(5, 4), (40, 1), (129, 5), (3000, 4)])
+def test_interpreted_ranks(kind: str, vocab_size: int, count: int) -> None:
     for min_length in (0, 3):
-        compare_ranks(logits_of(kind, 3, pieces), count, min_length)
-    compare_ranks(logits_of(kind, 3, pieces), count, 0, with_bias=True)
+        compare_ranks(logits_of(kind, 3, vocab_size), count, min_length)
+    compare_ranks(logits_of(kind, 3, vocab_size), count, 0, with_bias=True)
     assert TOPK_KERNEL.is_enabled
 
 
@@ -322,7 +322,7 @@ LOGITS = {
     "step": "*i64",
     "min_length": "*i64",
 }
-PIECES = {
+TOPK = {
     "HAS_BIAS": False,
     "FORBIDDEN_BITS": 11,
     "EOS_ID": 2,
@@ -355,7 +355,7 @@ SUM = {
     [
         ("beam_attention_kernels", "_self_attention_kernel", HEADS, HALVES, 1),
         ("beam_attention_kernels", "_cross_attention_kernel", HEADS, HALVES, 1),
-        ("topk_kernel", "_topk_kernel", PIECES, LOGITS, 4),
+        ("topk_kernel", "_topk_kernel", TOPK, LOGITS, 4),
         ("add_norm_kernel", "_add_norm_kernel", SUM, STREAM, 1),
     ],
     ids=["past", "sentence", "topk_log_probs", "join"],
@@ -506,11 +506,11 @@ def test_attention_on_a_gpu_is_the_equations(fan: int, width: int, dtype: torch.
 
 @needs_gpu
 @pytest.mark.parametrize("kind", ["plain", "half", "equal", "certain"])
-@pytest.mark.parametrize(("pieces", "count"), [(40, 4), (32_768, 4), (32_768, 8), (50_001, 5)])
-def test_ranks_on_a_gpu_are_those_of_the_definition(kind: str, pieces: int, count: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "count"), [(40, 4), (32_768, 4), (32_768, 8), (50_001, 5)])
+def test_ranks_on_a_gpu_are_those_of_the_definition(kind: str, vocab_size: int, count: int) -> None:
     for min_length in (0, 3):
-        compare_ranks(logits_of(kind, 70, pieces, "cuda"), count, min_length)
-    compare_ranks(logits_of(kind, 70, pieces, "cuda"), count, 0, with_bias=True)
+        compare_ranks(logits_of(kind, 70, vocab_size, "cuda"), count, min_length)
+    compare_ranks(logits_of(kind, 70, vocab_size, "cuda"), count, 0, with_bias=True)
     assert TOPK_KERNEL.is_enabled
 
 

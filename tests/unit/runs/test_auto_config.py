@@ -32,11 +32,11 @@ from dragoman.runs.auto_config import (
 MULTI30K = CorpusSize(29_000, 650_000, exact=True)
 
 
-def at(pace: float):
+def at(throughput: float):
     """Return a throughput function inversely proportional to the parameters."""
     first = MODEL_SIZES[0].num_parameters(6000)
     return lambda config: (
-        pace
+        throughput
         * first
         / ModelSize(
             config.model.width, int(config.model.encoder[0].partition("*")[2]), config.model.heads

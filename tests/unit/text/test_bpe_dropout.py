@@ -141,7 +141,7 @@ def exact_distribution(word: str, dropout: float) -> dict[tuple[str, ...], float
     """Algorithm 1 of Provilkov et al., by going through every outcome of every draw."""
     ends: dict[tuple[str, ...], float] = collections.defaultdict(float)
 
-    def walk(cut: tuple[str, ...], probability: float) -> None:
+    def expand(cut: tuple[str, ...], probability: float) -> None:
         moves = sorted(
             (-SCORES[cut[i] + cut[i + 1]], i)
             for i in range(len(cut) - 1)
@@ -155,10 +155,12 @@ def exact_distribution(word: str, dropout: float) -> dict[tuple[str, ...], float
             if best is None:
                 ends[cut] += here
             else:
-                place = best[1]
-                walk((*cut[:place], cut[place] + cut[place + 1], *cut[place + 2 :]), here)
+                position = best[1]
+                expand(
+                    (*cut[:position], cut[position] + cut[position + 1], *cut[position + 2 :]), here
+                )
 
-    walk(tuple(word), 1.0)
+    expand(tuple(word), 1.0)
     return ends
 
 

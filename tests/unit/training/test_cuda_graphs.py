@@ -138,7 +138,7 @@ def test_host_random_numbers_prevent_capture(caplog: pytest.LogCaptureFixture) -
         again = replay(batch())
     seed_generators(7, CPU)
     assert torch.equal(again.total.detach(), plain(batch()).total.detach()), (
-        "a refused recording must leave the draws as they were"
+        "a rejected capture must leave the draws as they were"
     )
     assert not replay.is_enabled
     assert "random numbers on the host" in caplog.text

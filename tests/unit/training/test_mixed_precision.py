@@ -202,24 +202,24 @@ def test_bf16_gradients_reuse_existing_tensors() -> None:
     model = tiny_model(dropout=0.0)
     model.register_parameter("unused", nn.Parameter(torch.ones(3)))
     parallel = BF16DataParallel(model, ProcessGroup())
-    rooms = {
+    buffers = {
         name: torch.full_like(parameter, 7.0)
         for name, parameter in model.named_parameters()
         if name != "unused"
     }
-    for name, room in rooms.items():
-        model.get_parameter(name).grad = room
+    for name, buffer in buffers.items():
+        model.get_parameter(name).grad = buffer
     found = gradients(parallel)
-    assert found.keys() == rooms.keys()
-    for name, room in rooms.items():
-        assert found[name] is room
+    assert found.keys() == buffers.keys()
+    for name, buffer in buffers.items():
+        assert found[name] is buffer
     model.get_parameter("unused").grad = torch.full(
         (3,), 7.0
     )  # as in CUDA graph capture, which allocates all
     assert not gradients(parallel)["unused"].any()
     again = gradients(parallel)
-    for name, room in rooms.items():
-        assert torch.equal(room, again[name])
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, again[name])
 
 
 def test_replay_leaves_the_gradients_of_eager_mode() -> None:
@@ -322,11 +322,11 @@ def test_resume_with_bf16_weights_is_bit_exact(tmp_path: Path) -> None:
 def test_measuring_throughput_changes_nothing_in_bf16(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "plain") as run:
         tiny_trainer(run, **BF16_WEIGHTS).fit(resume=False)
-    with RunDirectory(tmp_path / "rehearsed") as run:
+    with RunDirectory(tmp_path / "dry_run") as run:
         trainer = tiny_trainer(run, **BF16_WEIGHTS)
         trainer.measure_throughput(0.01)
         trainer.fit(resume=False)
-    assert_same_run(tmp_path / "plain", tmp_path / "rehearsed")
+    assert_same_run(tmp_path / "plain", tmp_path / "dry_run")
 
 
 @needs_gpu

@@ -464,8 +464,8 @@ def test_time_of_validations_counts_as_training_time(tmp_path, clock) -> None:
 
 def test_throughput_measures_at_least_one_step(tmp_path) -> None:
     with RunDirectory(tmp_path) as run:
-        pace = tiny_trainer(run).measure_throughput(0.0)
-    assert all(0 < each < float("inf") for each in pace)
+        throughput = tiny_trainer(run).measure_throughput(0.0)
+    assert all(0 < each < float("inf") for each in throughput)
 
 
 def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
@@ -585,11 +585,11 @@ def test_measuring_throughput_changes_nothing(tmp_path, norm: str) -> None:
     model = {"norm": norm}
     with RunDirectory(tmp_path / "one") as run:
         trainer = tiny_trainer(run, model=model, steps=4)
-        pace = trainer.measure_throughput(seconds=0.05)
+        throughput = trainer.measure_throughput(seconds=0.05)
         trainer.fit(resume=False)
     train(tmp_path / "two", model=model, steps=4)
-    assert pace.seconds_per_step > 0
-    assert pace.tokens_per_second > 0
+    assert throughput.seconds_per_step > 0
+    assert throughput.tokens_per_second > 0
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 

@@ -557,9 +557,9 @@ def test_a_journal_without_pruning_and_explicit_settings_is_resumed(
 
 def test_mismatched_search_is_shown_as_typed(run: Run) -> None:
     run(1, search=["dropout", "train.optimizer=adam,adamw"])
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         run(2, search=["dropout"])
-    assert "--search=dropout train.optimizer=adam,adamw; found dropout; " in str(refused.value)
+    assert "--search=dropout train.optimizer=adam,adamw; found dropout; " in str(error.value)
 
 
 def test_another_setting_is_rejected(run: Run, config: Config) -> None:

@@ -234,10 +234,10 @@ void decode_layer(const Model& model, const Layer& layer, const DecodeStep& step
 }
 
 template <class Cell>
-void project_memory(const Linear& p, const float* values, int64_t rows, Cell* memory, int64_t places, int64_t inner) {
+void project_memory(const Linear& p, const float* values, int64_t rows, Cell* memory, int64_t positions, int64_t inner) {
     norm_linear(p, NO_NORM, values, rows, [&](int64_t row, int64_t column, FloatVec v) {
         const int64_t part = column >= inner ? 1 : 0;
-        store(memory + (part * places + row) * inner + column - part * inner, v);
+        store(memory + (part * positions + row) * inner + column - part * inner, v);
     });
 }
 
@@ -320,17 +320,17 @@ int64_t dragoman_encode(const Model* model, float* x, const int64_t* ends, int64
 }
 
 // Project encoder outputs (rows, D) to cross-attention keys and values of every decoder layer, into
-// (layers, 2, places, I) from position `first` on. Returns as `dragoman_encode`.
-int64_t dragoman_project_memory(const Model* model, const float* values, int64_t first, int64_t rows, void* memory, int64_t places) {
+// (layers, 2, positions, I) from position `first` on. Returns as `dragoman_encode`.
+int64_t dragoman_project_memory(const Model* model, const float* values, int64_t first, int64_t rows, void* memory, int64_t positions) {
     scratch().met_nonfinite = false;
     const int64_t inner = model->heads * model->head_width;
     for (int64_t number = 0; number < model->decoder_layers; ++number) {
         const Linear& p = model->decoder[number].key_value;
-        const int64_t at = (number * 2 * places + first) * inner;
+        const int64_t at = (number * 2 * positions + first) * inner;
         if (p.scale)
-            project_memory(p, values, rows, (Half*)memory + at, places, inner);
+            project_memory(p, values, rows, (Half*)memory + at, positions, inner);
         else
-            project_memory(p, values, rows, (float*)memory + at, places, inner);
+            project_memory(p, values, rows, (float*)memory + at, positions, inner);
     }
     return scratch().met_nonfinite ? -2 : 0;
 }

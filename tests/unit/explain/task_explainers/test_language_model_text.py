@@ -126,7 +126,7 @@ def test_windows_cover_every_position_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "lstm", "transformer", "reformer"])
-def test_the_last_layer_of_the_lens_is_the_model(name: str) -> None:  # I10
+def test_the_last_layer_of_the_lens_is_the_model(name: str) -> None:
     found = model_of(name).predictor.explain(TEXT)
     assert found.lens is not None
     ranks = found.arrays[found.lens["rank"]]

@@ -16,7 +16,7 @@ ORDER = [3, 0, 4, 2, 1]
 
 
 @pytest.mark.parametrize("recipe", ["lee2019", "lee2019_isab", "lee2019_clustering"])
-def test_permuting_the_elements_permutes_columns_and_nothing_else(recipe: str) -> None:  # I15
+def test_permuting_the_elements_permutes_columns_and_nothing_else(recipe: str) -> None:
     subject = subject_of(recipe)
     plain = subject.predictor.explain(subject.example)
     moved = subject.predictor.explain([subject.example[at] for at in ORDER])
@@ -63,7 +63,7 @@ def test_a_seed_that_is_off_reads_nothing() -> None:
     assert change.sum_change == pytest.approx(expected.value - plain.score["value"], abs=1e-4)
 
 
-def test_all_heads_off_leave_the_bias() -> None:  # I9
+def test_all_heads_off_leave_the_bias() -> None:
     subject = subject_of("lee2019")
     predictor = subject.predictor
     heads = [f"x0.{head}" for head in range(4)]

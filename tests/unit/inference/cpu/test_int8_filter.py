@@ -150,8 +150,8 @@ def test_no_logit_is_further_from_its_int8_value_than_the_bound(width: int) -> N
     chance = np.random.default_rng(width)
     weight = chance.standard_normal((70, width)) * chance.gamma(1.0, 1.0, (70, 1))
     weight[3], weight[4, 0], weight[5] = 0.0, 300.0, 1e-12
-    laid = pack_int8_filter(torch.from_numpy(weight).float(), None, panel=32, lanes=16)
-    whole, scale, shift, _, lost, kept, exact = laid.buffers
+    packed = pack_int8_filter(torch.from_numpy(weight).float(), None, panel=32, lanes=16)
+    whole, scale, shift, _, lost, kept, exact = packed.buffers
     eighths = (
         whole.transpose(1, 2).reshape(-1, width).double().numpy()[:70]
     )  # panels back into rows

@@ -275,10 +275,10 @@ def test_int8_matmul_error_is_rounding_only(size: tuple[int, int]) -> None:
     assert (found - exact).abs().max() < 0.02 * exact.abs().max()
     assert not torch.equal(found, exact)
     if size[0] < 100:
-        bent = int8_linear(
+        activated = int8_linear(
             weight, bias, ActivationRange(float(x.min()), float(x.max())), relu=True
         )(x)
-        torch.testing.assert_close(bent, found.relu())
+        torch.testing.assert_close(activated, found.relu())
 
 
 @needs_int8

@@ -174,9 +174,9 @@ def test_done_sentences_are_dropped_and_the_others_continue(
     seen: list[int] = []
     taken = GraphBeamSearch._step
 
-    def watched(self: GraphBeamSearch, board: Any, count: int, read: int) -> None:
+    def watched(self: GraphBeamSearch, beam_state: Any, count: int, read: int) -> None:
         seen.append(count)
-        taken(self, board, count, read)
+        taken(self, beam_state, count, read)
 
     monkeypatch.setattr(GraphBeamSearch, "_step", watched)
     same(
@@ -204,24 +204,24 @@ def test_captured_graphs_use_fixed_addresses() -> None:
     model = make(end=2.0)
 
     def where() -> list[int]:
-        board = next(iter(beam._beam_states.values()))
+        beam_state = next(iter(beam._beam_states.values()))
         tables = (
-            board.step,
-            board.all_finite,
-            board.limits,
-            board.active_beams,
-            board.finished,
-            board.truncated,
-            board.parents,
-            board.tokens,
-            board.log_probs,
+            beam_state.step,
+            beam_state.all_finite,
+            beam_state.limits,
+            beam_state.active_beams,
+            beam_state.finished,
+            beam_state.truncated,
+            beam_state.parents,
+            beam_state.tokens,
+            beam_state.log_probs,
         )
         return [
             each.data_ptr()
             for each in (
                 *beam._buffers._storage.values(),
                 *tables,
-                board.length_divisors,
+                beam_state.length_divisors,
                 beam._beam_stepper.min_length,
             )
         ]

@@ -6,28 +6,28 @@ import json
 
 import pytest
 
-from dragoman.cli import printing
+from dragoman.cli import terminal_output
 from dragoman.storage.disk_space_and_errors import format_bytes
 
 
 def test_results_and_notes_go_to_different_streams(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.print_result("a result")
-    printing.print_note("a note")
-    printing.print_error("a complaint")
+    terminal_output.print_result("a result")
+    terminal_output.print_note("a note")
+    terminal_output.print_error("a complaint")
     captured = capsys.readouterr()
     assert captured.out == "a result\n"
     assert captured.err == "dragoman: a note\ndragoman: error: a complaint\n"
 
 
 def test_json_keeps_scripts_readable(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.print_json({"text": "早上好"})
+    terminal_output.print_json({"text": "早上好"})
     out = capsys.readouterr().out
     assert out == '{"text": "早上好"}\n'
     assert json.loads(out) == {"text": "早上好"}
 
 
 def test_a_table_in_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.print_table(
+    terminal_output.print_table(
         ["name", "number"], [("x" * 100, 1), ("[bold]y[/bold]", 20)], right=["number"]
     )
     lines = capsys.readouterr().out.splitlines()
@@ -41,7 +41,7 @@ def test_a_table_in_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 lines"), (1, "1 line"), (1200, "1,200 lines")])
 def test_counts_agree_with_their_noun(number: int, text: str) -> None:
-    assert printing.format_count(number, "line") == text
+    assert terminal_output.format_count(number, "line") == text
 
 
 @pytest.mark.parametrize(
