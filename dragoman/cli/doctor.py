@@ -1,4 +1,4 @@
-"""`dragoman doctor`: consistency checks of a model."""
+"""`dragoman doctor`: consistency checks of a model, or of the installation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
+from dragoman.cli.options import DeviceOption, JsonOption, OptionalBundleArgument
 from dragoman.cli.terminal_output import format_count, print_json, print_result, print_table
-from dragoman.errors import BundleError, ConfigError, CorruptError, DataError
+from dragoman.errors import BundleError, ConfigError, CorruptError, DataError, DragomanError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from dragoman.doctor import CheckResult
 
 MAX_NOTE_CHARS = 32  # longer notes are printed below the table, which then fits 80 columns
@@ -23,7 +25,7 @@ _STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
 
 
 def doctor(
-    model: BundleArgument,
+    model: OptionalBundleArgument = None,
     src: Annotated[
         Path | None,
         typer.Option(help="Source sentences to check on; by default the model's golden sentences."),
@@ -40,11 +42,21 @@ def doctor(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Check a model's batching, KV cache, masks and engines; of other tasks, its outputs.
+    """Check a model's batching, KV cache, masks and engines, or the installation.
 
-    Each check reports its largest error and its tolerance, as differences of
-    token log-probabilities unless the note says otherwise.
+    Each check of a model reports its largest error and its tolerance, as differences of
+    token log-probabilities unless the note says otherwise; for other tasks than translation
+    the outputs are checked. Without a model, PyTorch, GPUs, the C++ engine, the cache
+    directory, optional packages and the built-in model are checked.
     """
+    if model is None:
+        if src or export:
+            raise ConfigError(
+                [f"--{'src' if src else 'export'} is for the checks of a model; name its directory"]
+            )
+        _check_installation(json)
+        return
+
     from dragoman.evaluate.translation_metrics import read_sentences
 
     texts = [text for text in read_sentences(src) if text.strip()] if src else []
@@ -117,20 +129,55 @@ def doctor(
             fix="see docs/doctor.md for each check",
         )
     if not json:
-        done = sum(bool(finding.passed) for finding in findings)
-        print_result(
-            f"{format_count(done, 'check')} passed"
-            + (f", {len(findings) - done} skipped" if done < len(findings) else "")
+        _print_summary(findings)
+
+
+def _check_installation(json: bool) -> None:
+    """Print the checks of the installation; raise DragomanError if one fails."""
+    from dragoman._version import __version__
+    from dragoman.doctor.installation_checks import run_installation_checks
+
+    with _status_line() as on_check:
+        results = list(run_installation_checks(on_check=on_check))
+    failed = [result.name for result in results if result.passed is False]
+    if json:
+        checks = [result.to_dict() for result in results]
+        print_json({"version": __version__, "checks": checks, "ok": not failed})
+    else:
+        print_table(
+            ["check", "result", "found"],
+            [(result.name, _verdict(result), result.note) for result in results],
+            title=f"Dragoman {__version__}",
         )
+    if failed:
+        raise DragomanError(
+            "every check of the installation must pass or be skipped",
+            found=f"{len(failed)} of {len(results)} failed: {', '.join(failed)}",
+            fix="see what was found above",
+        )
+    if not json:
+        _print_summary(results)
+
+
+def _print_summary(results: list[CheckResult]) -> None:
+    """Print how many checks passed and how many were skipped."""
+    passed = sum(bool(result.passed) for result in results)
+    skipped = f", {len(results) - passed} skipped" if passed < len(results) else ""
+    print_result(f"{format_count(passed, 'check')} passed{skipped}")
+
+
+def _verdict(result: CheckResult) -> Text:
+    """Return PASS, FAIL or SKIP in its color."""
+    from rich.text import Text
+
+    return Text(result.verdict, style=_STYLES[result.verdict])
 
 
 def _table_row(finding: CheckResult) -> tuple[object, ...]:
     """Return a check result as a table row."""
-    from rich.text import Text
-
     return (
         finding.name,
-        Text(finding.verdict, style=_STYLES[finding.verdict]),
+        _verdict(finding),
         _format_number(finding.error),
         _format_number(finding.tolerance),
         finding.note if len(finding.note) <= MAX_NOTE_CHARS else "see below",

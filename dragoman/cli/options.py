@@ -45,6 +45,11 @@ def check_model(context: typer.Context, path: Path) -> Path:
     return path
 
 
+def _check_optional_model(context: typer.Context, path: Path | None) -> Path | None:
+    """Raise BundleError unless there is no path or it is a finished model directory."""
+    return path if path is None else check_model(context, path)
+
+
 def built_in_model() -> Path:
     """Return the built-in model; raise BundleError if there is none."""
     from dragoman.bundle.format import box_path
@@ -201,6 +206,15 @@ DefaultBundleArgument = Annotated[
         show_default=False,
         default_factory=default_model,
         callback=check_model,
+    ),
+]
+OptionalBundleArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model directory; without one the installation is checked.",
+        show_default=False,
+        callback=_check_optional_model,
     ),
 ]
 BundleArgument = Annotated[

@@ -33,7 +33,7 @@ def choose_device(name: str | torch.device = "auto", *, strict: bool = False) ->
     if device.type == "cpu":
         return device
     reason = (
-        _mps_problem() if device.type == "mps" else _cuda_problem(device, is_auto=name == "auto")
+        _mps_problem() if device.type == "mps" else cuda_problem(device, is_auto=name == "auto")
     )
     if reason is None:
         return CPU
@@ -53,6 +53,35 @@ def choose_device(name: str | torch.device = "auto", *, strict: bool = False) ->
         # no plan.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
+
+
+def cuda_problem(device: torch.device, *, is_auto: bool) -> str | None:
+    """Return why a GPU cannot be used, after trying it; "" if it can.
+
+    None means that there is no GPU and `auto` did not require one.
+    """
+    with warnings.catch_warnings(record=True) as caught:  # torch's warnings are replaced by our own
+        warnings.simplefilter("always")
+        if not torch.cuda.is_available():
+            troubles = [_first_line(each.message) for each in caught if "CUDA" in str(each.message)]
+            if troubles:
+                return f"the GPU cannot be used ({troubles[0]})"
+            return (
+                None
+                if is_auto
+                else f"torch {'' if torch.version.cuda else 'is built for CPUs only and '}sees no "
+                "GPU here"
+            )
+        if (device.index or 0) >= torch.cuda.device_count():
+            return (
+                f"torch sees {torch.cuda.device_count()} "
+                f"GPU{'' if torch.cuda.device_count() == 1 else 's'} and no {device}"
+            )
+        try:
+            torch.ones(8, device=device).sum().item()
+        except RuntimeError as error:
+            return _describe_failure(device, error)
+    return ""
 
 
 def run_with_cpu_fallback(device: torch.device, make: Callable[[torch.device], _Made]) -> _Made:
@@ -84,35 +113,6 @@ def _parse_device(name: str | torch.device) -> torch.device:
 def _mps_problem() -> str:
     """Return why the Apple GPU cannot be used; "" if it can."""
     return "" if torch.backends.mps.is_available() else "no MPS device is available"
-
-
-def _cuda_problem(device: torch.device, *, is_auto: bool) -> str | None:
-    """Return why a GPU cannot be used, after trying it; "" if it can.
-
-    None means that there is no GPU and `auto` did not require one.
-    """
-    with warnings.catch_warnings(record=True) as caught:  # torch's warnings are replaced by our own
-        warnings.simplefilter("always")
-        if not torch.cuda.is_available():
-            troubles = [_first_line(each.message) for each in caught if "CUDA" in str(each.message)]
-            if troubles:
-                return f"the GPU cannot be used ({troubles[0]})"
-            return (
-                None
-                if is_auto
-                else f"torch {'' if torch.version.cuda else 'is built for CPUs only and '}sees no "
-                "GPU here"
-            )
-        if (device.index or 0) >= torch.cuda.device_count():
-            return (
-                f"torch sees {torch.cuda.device_count()} "
-                f"GPU{'' if torch.cuda.device_count() == 1 else 's'} and no {device}"
-            )
-        try:
-            torch.ones(8, device=device).sum().item()
-        except RuntimeError as error:
-            return _describe_failure(device, error)
-    return ""
 
 
 def _describe_failure(device: torch.device, error: RuntimeError) -> str:

@@ -14,6 +14,11 @@ EXTRAS = {
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
     "optuna": "tune",
+    "tensorboard": "board",
+    "babel": "demo",
+    "starlette": "web",
+    "uvicorn": "web",
+    "httptools": "web",
 }
 
 

@@ -154,7 +154,7 @@ def failing_gpu(error: RuntimeError) -> Break:
 def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
     """A GPU without memory for a model."""
     a_gpu(patch)
-    patch.setattr(device, "_cuda_problem", lambda *_, **__: "")
+    patch.setattr(device, "cuda_problem", lambda *_, **__: "")
     real = nn.Module.to
 
     def to(module: nn.Module, place: torch.device | str, *more: object) -> nn.Module:

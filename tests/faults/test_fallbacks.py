@@ -257,7 +257,7 @@ def test_ranks_without_a_gpu_raise_instead_of_falling_back(monkeypatch: pytest.M
             device.select_train_device("cuda")
     with monkeypatch.context() as patch:
         a_gpu(patch)
-        patch.setattr(device, "_cuda_problem", lambda *_, **__: "")
+        patch.setattr(device, "cuda_problem", lambda *_, **__: "")
         with pytest.raises(
             ConfigError, match="a GPU of its own; found 1 for process 2; start fewer"
         ):

@@ -30,7 +30,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """Let torch report two GPUs; return those that are made current."""
     current = list[torch.device]()
-    monkeypatch.setattr(devices, "_cuda_problem", lambda *_, **__: "")
+    monkeypatch.setattr(devices, "cuda_problem", lambda *_, **__: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda enabled: None)
@@ -105,7 +105,7 @@ def test_more_ranks_than_gpus_are_an_error(
 def test_a_single_process_without_its_gpu_trains_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, world: str | None
 ) -> None:
-    monkeypatch.setattr(devices, "_cuda_problem", lambda *_, **__: "torch sees no GPU here")
+    monkeypatch.setattr(devices, "cuda_problem", lambda *_, **__: "torch sees no GPU here")
     if world is not None:
         monkeypatch.setenv("WORLD_SIZE", world)
     assert select_train_device("cuda") == CPU
