@@ -299,7 +299,7 @@ def _check_files(
         check_output_file("--html", html, inputs=[*read, model])
     if not files:
         return
-    from dragoman.explain.figure_style import check_figure_file
+    from dragoman.explain.plot_style import check_figure_file
 
     for option, path in files.items():
         check_figure_file(option, path, kind=option.lstrip("-"), inputs=[*read, model])

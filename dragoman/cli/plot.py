@@ -17,7 +17,7 @@ from dragoman.cli.options import (
     check_run,
     check_text,
 )
-from dragoman.cli.plot_figure_catalogue import (
+from dragoman.cli.plot_catalogue import (
     ENTROPY_SENTENCES,
     FIGURES,
     MAX_SENTENCES,

@@ -24,7 +24,7 @@ from dragoman.explain.explanation import (
     TokenizedText,
     check_labels,
 )
-from dragoman.explain.figure_style import (
+from dragoman.explain.plot_style import (
     DOTS_PER_INCH,
     FAINT,
     HEAT_MAP,

@@ -35,7 +35,7 @@ from dragoman.attention.relative_positions import (
     T5RelativeBias,
     TransformerXLBias,
 )
-from dragoman.explain.figure_style import (
+from dragoman.explain.plot_style import (
     FAINT,
     PALETTE,
     SIGNED_MAP,

@@ -24,6 +24,7 @@ from dragoman.attention.attention_pooling import (
 from dragoman.attention.softmax_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classification import ClassifyConfig
+from dragoman.layers.classifier_word_embedding import WordEmbedding
 from dragoman.layers.embedding_and_output_projection import StackInput
 from dragoman.layers.label_wise_attention import (
     LabelAttention,
@@ -39,7 +40,6 @@ from dragoman.layers.sequence_pooling import (
     MeanPooling,
 )
 from dragoman.layers.text_cnn import FilterBank, OneHotFilterBank
-from dragoman.layers.word_embedding import WordEmbedding
 from dragoman.models.block_stack import Stack
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.forward_context import ForwardContext

@@ -15,7 +15,7 @@ from dragoman.checkpoint.run_directory import RunDirectory, describe_environment
 from dragoman.config import Config, TrainConfig, config_digest, from_dict, require_config, to_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, StoppedError
-from dragoman.explain.training_figures import draw_curves
+from dragoman.explain.training_plots import draw_curves
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import (
     MIN_TRAIN_STEPS,

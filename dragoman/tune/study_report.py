@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.explain.figure_style import (
+from dragoman.explain.plot_style import (
     FAINT,
     MARKERS,
     PALETTE,

@@ -13,7 +13,7 @@ from fault_processes import fingerprint, loop, newest_step, show, wait_for_step
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.checkpoint.training_log import TrainingLog
 from dragoman.errors import BundleError, LockedError
-from dragoman.explain.training_figures import draw_curves
+from dragoman.explain.training_plots import draw_curves
 from dragoman.storage.lock import DirectoryLock
 
 NOBODY = 65534

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain import figure_style
+from dragoman.explain import plot_style as figure_style
 from dragoman.explain.attention_maps import (
     join_words,
     save_attention_map,

@@ -26,7 +26,7 @@ from dragoman.explain.calibration_and_output_distribution import (
     reliability_bins,
     smoothed_target,
 )
-from dragoman.explain.evaluation_figures import Calibration
+from dragoman.explain.evaluation_plots import Calibration
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import LanguageDropout, build_language_model
 from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_reference

@@ -11,7 +11,7 @@ import torch
 
 from dragoman.checkpoint.weight_average import average_weights
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.training_figures import draw_curves, read_log
+from dragoman.explain.training_plots import draw_curves, read_log
 from dragoman.training.tensorboard import TensorBoardWriter
 
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import pytest
 from matplotlib import font_manager, ft2font
 
-from dragoman.explain import figure_style
+from dragoman.explain import plot_style as figure_style
 
 FONTS = Path(mpl.get_data_path()) / "fonts" / "ttf"
 

@@ -17,7 +17,7 @@ from dragoman.explain.calibration_and_output_distribution import (
     smoothed_target,
 )
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.figure_style import (
+from dragoman.explain.plot_style import (
     FAINT,
     HEAT_MAP,
     LIGHT,

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.evaluate.bleu_by_length import LengthBucket, LengthScores
 from dragoman.explain.calibration_and_output_distribution import TokenStatistics, smoothed_target
-from dragoman.explain.evaluation_figures import (
+from dragoman.explain.evaluation_plots import (
     Calibration,
     measure_entropies,
     row_entropies,

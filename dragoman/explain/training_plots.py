@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.explain.figure_style import (
+from dragoman.explain.plot_style import (
     LIGHT,
     MARKERS,
     PALETTE,

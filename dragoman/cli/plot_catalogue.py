@@ -168,7 +168,7 @@ _NEEDS_REFERENCES = "it needs sentences with references: pass --test and --ref"
 
 def _draw_curves(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the training curves of all models that have a log."""
-    from dragoman.explain.training_figures import RunLog, read_log, save_curves
+    from dragoman.explain.training_plots import RunLog, read_log, save_curves
 
     runs = []
     for model in models:
@@ -207,7 +207,7 @@ def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw BLEU by source length of all models."""
     from dragoman.evaluate.bleu_by_length import score_by_length
     from dragoman.evaluate.translation_metrics import build_metrics
-    from dragoman.explain.evaluation_figures import save_length_scores
+    from dragoman.explain.evaluation_plots import save_length_scores
 
     scored = []
     for model in models:
@@ -232,7 +232,7 @@ def _draw_length(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the entropy of every head of one model."""
-    from dragoman.explain.evaluation_figures import measure_entropies, save_entropies
+    from dragoman.explain.evaluation_plots import measure_entropies, save_entropies
 
     [model] = models
     if not model.is_finished:
@@ -250,7 +250,7 @@ def _draw_entropy(models: Sequence[PlottedModel], path: Path) -> str | None:
 def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the reliability diagram of all models."""
     from dragoman.explain.calibration_and_output_distribution import measure_predictions
-    from dragoman.explain.evaluation_figures import Calibration, save_calibration
+    from dragoman.explain.evaluation_plots import Calibration, save_calibration
 
     runs = []
     for model in models:
@@ -296,7 +296,7 @@ def _needs_test(model: PlottedModel) -> str:
 
 def _draw_distribution(models: Sequence[PlottedModel], path: Path) -> str | None:
     """Draw the mean output distribution of all models."""
-    from dragoman.explain.evaluation_figures import save_distribution
+    from dragoman.explain.evaluation_plots import save_distribution
 
     runs = []
     for model in models:
