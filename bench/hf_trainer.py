@@ -34,7 +34,7 @@ from bench.timing_helpers import OutOfTimeError, reset_peak, synchronize, timing
 from dragoman.config import TrainConfig
 from dragoman.data.token_store import TokenStore
 from dragoman.text.special_tokens import EOS, PAD
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 
 GIVEN_LENGTHS = "by length"
 TRAINERS = [

@@ -46,7 +46,7 @@ from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
 from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 
 

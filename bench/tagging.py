@@ -44,7 +44,7 @@ from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.models.tagger import TaggingModel
 from dragoman.tasks.tagging import TagBatch, TaggingTask
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 
 TYPES = ("ADJP", "ADVP", "NP", "PP", "SBAR", "VP", "PRT", "LST", "UCP", "CONJP", "INTJ")
 SYSTEMS = ("ours", "plain", "plain, compiled")

@@ -36,7 +36,7 @@ from bench.toolkit_training import time_toolkit
 from bench.train_gpu import SIZES, build_trainer, model_config
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 
 OURS = "ours"
 

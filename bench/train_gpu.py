@@ -55,8 +55,8 @@ from dragoman.data.batch_plan import Cursor
 from dragoman.data.bucket_shapes import MAX_SHAPES
 from dragoman.models.factory import build_model
 from dragoman.tasks.translation import Regularization, TranslationTask
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.data_loader import DataLoader, GlobalBatch
-from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 from dragoman.training.trainer import Trainer
 

@@ -26,8 +26,8 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.batch_plan import BatchPlan, Cursor, Plan
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.tasks.base import TrainingTask
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.tasks.non_translation_task import TrainingTask
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.trainer import Trainer
 
 Row = dict[str, Any]

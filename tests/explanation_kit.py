@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len
 
-from dragoman.explain.attention_maps import select_views
+from dragoman.explain.attention_plots import select_views
 from dragoman.explain.explanation import (
     AttentionSite,
     Attribution,

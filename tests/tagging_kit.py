@@ -13,7 +13,7 @@ from dragoman.config.config import TextConfig
 from dragoman.config.tagging import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.tasks.tagging import TaggingTask
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 
 CPU = torch.device("cpu")

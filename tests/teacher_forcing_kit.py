@@ -6,7 +6,7 @@ import torch
 from model_kit import perturb_weights
 
 from dragoman.config import ModelConfig
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.models.language_model import NeuralLanguageModel, build_language_model

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dragoman.attention.attention_weight_hooks import find_attentions as find_attentions
     from dragoman.attention.attention_weight_hooks import heads_off as heads_off
     from dragoman.attention.attention_weight_hooks import record as record
+    from dragoman.attention.feature_and_position_gates import FeatureGate as FeatureGate
+    from dragoman.attention.feature_and_position_gates import PositionGate as PositionGate
     from dragoman.attention.location_and_coverage import CoverageAlignment as CoverageAlignment
     from dragoman.attention.location_and_coverage import (
         CumulativeLocationAlignment as CumulativeLocationAlignment,
@@ -76,8 +78,6 @@ if TYPE_CHECKING:
     from dragoman.attention.softmax_and_gumbel_alignment import HardAlignment as HardAlignment
     from dragoman.attention.softmax_and_gumbel_alignment import SmoothedSoftmax as SmoothedSoftmax
     from dragoman.attention.softmax_and_gumbel_alignment import Softmax as Softmax
-    from dragoman.attention.softmax_gates import FeatureGate as FeatureGate
-    from dragoman.attention.softmax_gates import PositionGate as PositionGate
 
 _HOMES = {
     "softmax_and_gumbel_alignment": (
@@ -86,7 +86,7 @@ _HOMES = {
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "softmax_gates": (
+    "feature_and_position_gates": (
         "FeatureGate",
         "PositionGate",
     ),

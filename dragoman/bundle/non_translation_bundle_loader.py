@@ -28,7 +28,7 @@ from dragoman.models.block_validation import count_layers
 from dragoman.models.factory import skip_initialization
 from dragoman.storage.manifest import canonical_json
 from dragoman.storage.tensor_files import read_header
-from dragoman.tasks.base import TrainingTask, load_task
+from dragoman.tasks.non_translation_task import TrainingTask, load_task
 
 GOLDEN_FORMAT = 1
 TOLERANCE = 1e-3  # of a number in an output: float32 on another CPU differs by about 1e-5

@@ -43,7 +43,7 @@ from dragoman.storage.atomic_and_safe_file_io import (
 from dragoman.storage.disk_space_and_errors import os_errors_converted, require_writable
 from dragoman.storage.int8_quantization import dequantize_tensors, quantize_tensors
 from dragoman.storage.tensor_files import check_finite, write_tensors
-from dragoman.tasks.base import TrainingTask
+from dragoman.tasks.non_translation_task import TrainingTask
 from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, save_tokenizers
 

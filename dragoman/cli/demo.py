@@ -159,7 +159,7 @@ def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> b
     """
     from rich.console import Console
 
-    from dragoman.explain.attention_maps import save_attention_map
+    from dragoman.explain.attention_plots import save_attention_map
     from dragoman.explain.terminal_report import render_attention
 
     found = translator.explain(pair.text)

@@ -282,7 +282,7 @@ def add_branches_and_ablations(
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.explanation_counterfactuals import add_ablations, list_heads
+        from dragoman.inference.alternative_token_branches import add_ablations, list_heads
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")
@@ -406,7 +406,7 @@ def _write_figure(
     head: int | None,
 ) -> None:
     """Write the attention map."""
-    from dragoman.explain.attention_maps import save_attention_views, select_views, title_lines
+    from dragoman.explain.attention_plots import save_attention_views, select_views, title_lines
 
     views = select_views(explanation, kind=kind, layer=layer, head=head)
     if not views:

@@ -134,7 +134,7 @@ def explore(
         raise ConfigError([f"--beam of the page is at most {MAX_BEAM}; found {beam}; lower it"])
 
     from dragoman.explore.request_guard import is_loopback
-    from dragoman.explore.server import bind, page_url, serve
+    from dragoman.explore.uvicorn_server import bind, page_url, serve
 
     stored = None if json is None else read_explanation(json)
     with bind(host, port) as bound:  # before the model is loaded, which takes longer

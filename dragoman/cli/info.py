@@ -15,7 +15,7 @@ from dragoman.storage.disk_space_and_errors import format_bytes
 
 if TYPE_CHECKING:
     from dragoman.bundle import Bundle, TaskBundle
-    from dragoman.inference.engine_comparison import EngineInfo
+    from dragoman.inference.engine_throughput import EngineInfo
 
 
 def info(
@@ -202,7 +202,7 @@ def _confidence_values(bundle: Bundle) -> dict[str, Any] | None:
 def _list_engines(bundle: Bundle) -> list[EngineInfo]:
     """Return the engines of a model with their measured throughput on this machine."""
     from dragoman.inference import TranslationOptions
-    from dragoman.inference.engine_comparison import list_engines
+    from dragoman.inference.engine_throughput import list_engines
 
     return list_engines(bundle, TranslationOptions().strategy(bundle.config.decode))
 

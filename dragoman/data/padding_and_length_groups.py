@@ -1,4 +1,7 @@
-"""Pad token ids to one tensor with its mask; group sequences of similar lengths into batches."""
+"""Pad token ids to one tensor with its mask; group sequences of similar lengths, for inference.
+
+Batches of training are planned in `batch_plan.py` and padded in `collate.py`.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dragoman.data.labeled_records import (
     find_text_field,
 )
 from dragoman.data.text_lines import BadLine
-from dragoman.data.unordered_set_records import is_label, parse_number, parse_set
+from dragoman.data.unordered_set_parser import is_label, parse_number, parse_set
 from dragoman.errors import DataError
 from dragoman.text.tag_schemes import write_word_tags
 

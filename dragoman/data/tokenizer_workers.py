@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import DiskError
-from dragoman.text.marian_tokenizer import tokenizer_from_frames
+from dragoman.text.imported_tokenizer import tokenizer_from_frames
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 
 _FRAME = struct.Struct("<Q")

@@ -16,7 +16,7 @@ from dragoman.decoding.regex_to_dfa import (
     BoolArray,
     CharacterSet,
 )
-from dragoman.text.marian_tokenizer import ImportedTokenizer
+from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import EOS
 

@@ -29,7 +29,7 @@ from dragoman.doctor.check_result import (
     run_named_checks,
 )
 from dragoman.runtime.device import choose_device
-from dragoman.tasks.base import load_task
+from dragoman.tasks.non_translation_task import load_task
 
 BF16_TOLERANCE = 0.1  # of a probability or score
 

@@ -13,7 +13,7 @@ from dragoman.evaluate.translation_metrics import bleu_score
 from dragoman.exchange.huggingface_runner import ScoredText
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.engine_protocol import Engine
-from dragoman.text.marian_tokenizer import marian_language_code
+from dragoman.text.imported_tokenizer import marian_language_code
 from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 TranslateFunction = Callable[[Sequence[str], Sequence[int]], list[ScoredText]]

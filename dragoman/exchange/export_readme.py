@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dragoman.bundle import Bundle
-from dragoman.text.marian_tokenizer import marian_language_code
+from dragoman.text.imported_tokenizer import marian_language_code
 from dragoman.text.special_tokens import language_tag
 
 _PACKAGES = {

@@ -32,7 +32,7 @@ from dragoman.layers.feed_forward import GELU, ReLU, Swish
 from dragoman.layers.norms_and_residuals import LayerNorm, PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.storage.atomic_and_safe_file_io import native_path
-from dragoman.text.marian_tokenizer import marian_language_code
+from dragoman.text.imported_tokenizer import marian_language_code
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 

@@ -39,7 +39,7 @@ from dragoman.exchange.huggingface_weight_names import from_hugging_face
 from dragoman.runtime.optional_package_checks import is_installed
 from dragoman.storage.atomic_and_safe_file_io import staged_directory
 from dragoman.storage.disk_space_and_errors import os_errors_converted
-from dragoman.text.marian_tokenizer import ImportedTokenizer
+from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import (
     NORMALIZATION_FORMS,
     TOKENIZER_ALGORITHMS,

@@ -33,7 +33,7 @@ from dragoman.attention.softmax_and_gumbel_alignment import Alignment
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution, is_cross_attention
 from dragoman.explain.head_ablation import head_estimates
-from dragoman.explain.teacher_forced_gradients import (
+from dragoman.explain.teacher_forced_pass import (
     TargetGradients,
     TeacherForcedPair,
     attention_parts,

@@ -5,7 +5,7 @@ its values included. An attention with all heads off writes the bias of its outp
 an RNN's context vector is zero. Michel, Levy and Neubig (2019), "Are Sixteen Heads Really Better
 than One?", whose head masks also give estimates of all effects at once. Effects are changes of
 log-probability under teacher forcing: negative where the head helps the target token.
-`scaled_heads` in teacher_forced_gradients.py multiplies the attention weights.
+`scaled_heads` in teacher_forced_pass.py multiplies the attention weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite
-from dragoman.explain.teacher_forced_gradients import (
+from dragoman.explain.teacher_forced_pass import (
     TargetGradients,
     TeacherForcedPair,
     attention_parts,

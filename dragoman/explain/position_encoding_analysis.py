@@ -43,7 +43,7 @@ from dragoman.explain.plot_style import (
     figure_style,
     save_figure,
 )
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.layers.convs2s import GatedConvolution
 from dragoman.layers.rnn import RNN, SlicedRNN
 from dragoman.models.block_stack import Stack

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dragoman.errors import escape_unprintable
 from dragoman.explain.attention_head_roles import rank_correlation
-from dragoman.explain.attention_maps import (
+from dragoman.explain.attention_plots import (
     CLASS_TASKS,
     AttentionView,
     join_words,

@@ -58,7 +58,7 @@ from dragoman.explain.explanation import (
     Step,
 )
 from dragoman.explain.position_encoding_analysis import summarize_positions
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder

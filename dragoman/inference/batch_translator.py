@@ -33,7 +33,7 @@ from dragoman.explain.translation_explanation_builder import TracedSearch
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.line_segments import Segment
-from dragoman.inference.minimum_bayes_risk import rank_candidates
+from dragoman.inference.minimum_bayes_risk_ranking import rank_candidates
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.inference.translation_result import Translation

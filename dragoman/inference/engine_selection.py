@@ -20,8 +20,9 @@ from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanErro
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
-from dragoman.inference.engine_comparison import select_fastest_engine
 from dragoman.inference.engine_protocol import Engine
+from dragoman.inference.engine_throughput import select_fastest_engine
+from dragoman.inference.engine_trust import is_trusted, require_trial
 from dragoman.inference.exported_engine_files import (
     ENGINE_NAMES,
     ENGINES_DIRECTORY,
@@ -30,7 +31,6 @@ from dragoman.inference.exported_engine_files import (
     verify_engine,
 )
 from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.untrusted_engine_trial import is_trusted, require_trial
 from dragoman.runtime.optional_package_checks import install_hint, missing_reason, require_packages
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`untrusted_engine_trial.py`). An engine requested by name is tried in a child process
+    trusted (`engine_trust.py`). An engine requested by name is tried in a child process
     first if it is not trusted. For a damaged one a warning is logged, and another one is used.
     """
     if requested == "native":

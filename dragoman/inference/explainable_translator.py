@@ -23,7 +23,7 @@ from dragoman.explain.head_ablation import (
     measure_head_batch,
     select_heads,
 )
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.explain.token_spans import tokenize_text
 from dragoman.explain.translation_explanation_builder import (
     ExplainedTarget,
@@ -34,13 +34,13 @@ from dragoman.explain.translation_explanation_builder import (
     model_digest,
     plain_logits,
 )
-from dragoman.inference.batch_translator import BatchTranslator
-from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.explanation_counterfactuals import (
+from dragoman.inference.alternative_token_branches import (
     branch_prefix,
     compute_branches,
     list_branches,
 )
+from dragoman.inference.batch_translator import BatchTranslator
+from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.line_segments import Segment, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_direction_choice import DirectionChooser

@@ -18,8 +18,8 @@ from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runtime.device import choose_device
-from dragoman.tasks.base import TaskScore, TrainingTask
-from dragoman.training.mixed_precision import Precision
+from dragoman.tasks.non_translation_task import TaskScore, TrainingTask
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress, QuietProgress
 
 

@@ -40,7 +40,7 @@ from dragoman.inference.translation_result import Translation, add_confidence
 from dragoman.inference.translation_scoring import PairScore, score_pairs
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
-from dragoman.runtime.thread_map import map_in_threads
+from dragoman.runtime.parallel_map import map_in_threads
 from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 

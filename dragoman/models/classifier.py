@@ -21,7 +21,7 @@ from dragoman.attention.attention_pooling import (
     StructuredPooling,
     overlap_penalty,
 )
-from dragoman.attention.softmax_gates import FeatureGate
+from dragoman.attention.feature_and_position_gates import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classification import ClassifyConfig
 from dragoman.layers.classifier_word_embedding import WordEmbedding
@@ -32,7 +32,7 @@ from dragoman.layers.label_wise_attention import (
     LabelOutput,
     NameMatches,
 )
-from dragoman.layers.ngram_bag import NgramBag
+from dragoman.layers.ngram_linear_classifier import NgramBag
 from dragoman.layers.sequence_pooling import (
     LastBidirectionalPooling,
     LastPooling,

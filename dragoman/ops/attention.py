@@ -104,13 +104,13 @@ def attend_packed(
     cuda_graphs = _can_use_short_kernels(packed_query, cuda_graphs)
     if cuda_graphs:
         from dragoman.ops import (
-            packed_short_sequence_attention,  # here: that module imports this one
+            fused_qkv_short_sequence_attention,  # here: that module imports this one
         )
 
-        if packed_short_sequence_attention.is_supported(
+        if fused_qkv_short_sequence_attention.is_supported(
             packed_query, packed_key_value, heads=heads, mask=mask, dropout=dropout
         ):
-            return packed_short_sequence_attention.attend(
+            return fused_qkv_short_sequence_attention.attend(
                 packed_query, packed_key_value, heads=heads, mask=mask, causal=causal
             )
     query, key, value = split_heads(packed_query, packed_key_value, heads)

@@ -19,7 +19,7 @@ from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.atomic_and_safe_file_io import sync_directory, temporary_name, write_file
 from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.tensor_files import read_header
-from dragoman.text.marian_tokenizer import ImportedTokenizer
+from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers
 from dragoman.text.vocabulary_extension import original_tokenizers, segment_added_tokens
 

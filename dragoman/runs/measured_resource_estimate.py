@@ -23,10 +23,10 @@ from dragoman.runtime.out_of_memory import is_out_of_memory, release_memory
 from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage.disk_space_and_errors import format_bytes
 from dragoman.tasks.translation import Regularization, TranslationTask, TranslationValidator
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.optimizer import full_state_shapes
 from dragoman.training.progress_display import format_duration
-from dragoman.training.throughput_measurement import Throughput, time_steps
+from dragoman.training.throughput_benchmark import Throughput, time_steps
 from dragoman.training.trainer import Trainer
 
 RANDOM_SENTENCE_TOKENS = 20  # tokens of a random sentence, on each side

@@ -39,9 +39,14 @@ from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage.atomic_and_safe_file_io import replace_file
 from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.manifest import canonical_json
-from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TrainingTask, load_task
+from dragoman.tasks.non_translation_task import (
+    NUM_GOLDEN_INPUTS,
+    ReadRecords,
+    TrainingTask,
+    load_task,
+)
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.data_loader import CollateFunction
-from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress_display import Progress, QuietProgress
 from dragoman.training.trainer import ValidateFunction
 

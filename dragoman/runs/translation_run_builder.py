@@ -47,8 +47,8 @@ from dragoman.tasks.translation import (
     TranslationValidator,
     ValidationSample,
 )
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.data_loader import CollateFunction
-from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress_display import Progress
 
 

@@ -1,7 +1,8 @@
 """Stop and checkpoint requests from signals, a time limit or a test.
 
 The first SIGTERM, SIGINT or SIGHUP requests a stop: the trainer finishes its step, saves a
-checkpoint and exits with code 75. The second is urgent: the step in progress is abandoned and
+checkpoint and exits with code 75 (`errors.StoppedError`, raised by `runs/training_run.py`; every
+exit code is returned by `cli/app.py`). The second is urgent: the step in progress is abandoned and
 nothing is saved. The third has the system's default action. SIGUSR1 requests a checkpoint; training
 continues.
 

@@ -28,7 +28,14 @@ from dragoman.models.classifier import (
     NgramFeatures,
     build_classifier,
 )
-from dragoman.tasks.base import (
+from dragoman.tasks.classification_preprocessor import (
+    ClassificationPreprocessor,
+    TargetReader,
+    TokenizedDocument,
+    lowercased,
+    tokenize_text,
+)
+from dragoman.tasks.non_translation_task import (
     NUM_GOLDEN_INPUTS,
     DetailedMetrics,
     ReadRecords,
@@ -37,13 +44,6 @@ from dragoman.tasks.base import (
     evaluation_batches,
     padded_length,
 )
-from dragoman.tasks.classification_preprocessor import (
-    ClassificationPreprocessor,
-    TargetReader,
-    TokenizedDocument,
-    lowercased,
-    tokenize_text,
-)
 from dragoman.text.special_tokens import UNK
 from dragoman.text.vocabulary_and_labels import (
     Labels,
@@ -51,7 +51,7 @@ from dragoman.text.vocabulary_and_labels import (
 from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:
-    from dragoman.training.mixed_precision import Precision
+    from dragoman.training.bf16_mixed_precision import Precision
     from dragoman.training.progress_display import Progress
 
 UNLABELED = -1  # target of an example without this kind of label

@@ -19,10 +19,10 @@ from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.labeled_records import Record, find_label_field, find_text_field, open_records
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.tasks.base import (
+from dragoman.tasks.non_translation_task import (
     ReadRecords,
 )
-from dragoman.text.ngram_features import NgramTable, log_count_ratios
+from dragoman.text.ngram_table import NgramTable, log_count_ratios
 from dragoman.text.sentence_splitter import split_sentences
 from dragoman.text.vocabulary_and_labels import (
     Labels,

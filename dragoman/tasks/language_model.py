@@ -28,16 +28,22 @@ from dragoman.models.language_model import (
     carries_state,
 )
 from dragoman.ops import linear_cross_entropy
-from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TaskScore, TrainingTask, find_fields
 from dragoman.tasks.language_model_scorer import TokenScorer
+from dragoman.tasks.non_translation_task import (
+    NUM_GOLDEN_INPUTS,
+    ReadRecords,
+    TaskScore,
+    TrainingTask,
+    find_fields,
+)
 from dragoman.tasks.segment_recurrence_states import SegmentStates
-from dragoman.text.byte_word_and_subword_tokenizers import (
+from dragoman.text.language_model_tokenizer import (
     LanguageModelTokenizer,
     fit_language_model_tokenizer,
     load_language_model_tokenizer,
 )
 from dragoman.text.special_tokens import BOS
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
 

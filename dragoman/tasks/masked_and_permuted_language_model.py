@@ -35,11 +35,11 @@ from dragoman.models.masked_and_permuted_language_model import (
     gather_positions,
 )
 from dragoman.runtime import signals
-from dragoman.tasks.base import TaskScore
 from dragoman.tasks.language_model import MAX_NLL, LanguageTask
-from dragoman.text.byte_word_and_subword_tokenizers import SubwordTokenizer
+from dragoman.tasks.non_translation_task import TaskScore
+from dragoman.text.language_model_tokenizer import SubwordTokenizer
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
 

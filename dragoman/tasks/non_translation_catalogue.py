@@ -1,7 +1,7 @@
 """Registry of the tasks other than translation; importing it needs no torch.
 
-To add a task: a subclass of `TrainingTask` (`base.py`) and an entry here, its settings in
-`config/`, its predictor in `inference/predictors/catalogue.py`, and recipes.
+To add a task: a subclass of `TrainingTask` (`non_translation_task.py`) and an entry here, its
+settings in `config/`, its predictor in `inference/predictors/catalogue.py`, and recipes.
 """
 
 from __future__ import annotations

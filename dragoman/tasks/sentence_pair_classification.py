@@ -29,7 +29,7 @@ from dragoman.models.sentence_pair_classifier import (
     build_pair_model,
 )
 from dragoman.ops import IGNORE_INDEX
-from dragoman.tasks.base import (
+from dragoman.tasks.non_translation_task import (
     NUM_GOLDEN_INPUTS,
     ReadRecords,
     TaskScore,
@@ -49,7 +49,7 @@ from dragoman.text.vocabulary_and_labels import (
 from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:  # loading a model imports no trainer
-    from dragoman.training.mixed_precision import Precision
+    from dragoman.training.bf16_mixed_precision import Precision
     from dragoman.training.progress_display import Progress
 
 WORDS_FILE, LABELS_FILE, FEATURES_FILE = "words.json", "labels.json", "features.json"

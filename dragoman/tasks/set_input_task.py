@@ -28,12 +28,12 @@ from dragoman.data.synthetic_unordered_sets import (
     UniqueProblem,
 )
 from dragoman.data.unordered_set_examples import FileSets, GeneratedPlan, GeneratedSets, SetStore
-from dragoman.data.unordered_set_records import is_label, parse_number, parse_set
+from dragoman.data.unordered_set_parser import is_label, parse_number, parse_set
 from dragoman.errors import BundleError, DataError
-from dragoman.layers.character_image_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
+from dragoman.layers.stroke_image_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
 from dragoman.models.set_transformer_and_deep_sets import build_set_transformer
 from dragoman.runtime import signals
-from dragoman.tasks.base import (
+from dragoman.tasks.non_translation_task import (
     EVALUATION_BATCH_TOKENS,
     NUM_GOLDEN_INPUTS,
     ReadRecords,
@@ -52,7 +52,7 @@ from dragoman.text.vocabulary_and_labels import Labels
 from dragoman.training.task_protocol import Loss
 
 if TYPE_CHECKING:  # loading a model imports no trainer
-    from dragoman.training.mixed_precision import Precision
+    from dragoman.training.bf16_mixed_precision import Precision
     from dragoman.training.progress_display import Progress
 
 FEATURES_FILE, LABELS_FILE = "features.json", "labels.json"

@@ -27,7 +27,7 @@ from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
 from dragoman.layers.crf_and_token_softmax import AllowedTransitions, TagLoss, token_cross_entropy
 from dragoman.models.tagger import TaggerSizes, TaggingModel, build_tagger
-from dragoman.tasks.base import (
+from dragoman.tasks.non_translation_task import (
     NUM_GOLDEN_INPUTS,
     ReadRecords,
     TaskScore,
@@ -43,7 +43,7 @@ from dragoman.tasks.tagging_preprocessor import (
     segment_tags,
 )
 from dragoman.text.tag_schemes import allowed_pairs, is_span_tag
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
 

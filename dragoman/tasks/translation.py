@@ -28,7 +28,7 @@ from dragoman.ops import (
 )
 from dragoman.runtime import signals
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress, QuietProgress
 from dragoman.training.task_protocol import Loss
 

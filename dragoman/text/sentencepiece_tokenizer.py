@@ -1,7 +1,7 @@
 """SentencePiece tokenizers: lossless encoding and decoding, and their files.
 
 A new algorithm also needs its row in `sentencepiece_trainer.py` and its name among the choices of
-`text.tokenizer` (`config/config.py`). Words and bytes are in `byte_word_and_subword_tokenizers.py`.
+`text.tokenizer` (`config/config.py`). Words and bytes are in `language_model_tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Tokenizer:
                 fix="copy the whole model directory",
             ) from error
         if f"{side}.pieces.json" in (_list_files(directory) if names is None else names):
-            from dragoman.text.marian_tokenizer import ImportedTokenizer
+            from dragoman.text.imported_tokenizer import ImportedTokenizer
 
             return ImportedTokenizer.read(Path(directory), side, model, settings["kind"])
         return cls(model, algorithm=settings["kind"], normalization=settings["normalisation"])

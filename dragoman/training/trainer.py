@@ -27,17 +27,17 @@ from dragoman.registry import catalogue
 from dragoman.runtime import fault_tolerant_stdio, signals
 from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage import fault_injection
+from dragoman.training.bf16_mixed_precision import choose_precision, should_use_bf16_weights
 from dragoman.training.checkpointer import Checkpointer
 from dragoman.training.data_loader import CollateFunction, DataLoader, GlobalBatch, derive_seed
 from dragoman.training.distributed.fsdp import build_parallel_strategy, choose_fsdp
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.ema import EMA
 from dragoman.training.lr_schedule import LRSchedule
-from dragoman.training.mixed_precision import choose_precision, should_use_bf16_weights
 from dragoman.training.progress_display import Progress, QuietProgress, TrainingDisplay
 from dragoman.training.task_protocol import Task
 from dragoman.training.tensorboard import TensorBoardWriter
-from dragoman.training.throughput_measurement import Throughput, measure_throughput
+from dragoman.training.throughput_benchmark import Throughput, measure_throughput
 from dragoman.training.torch_compile import (
     allow_graph_kernels,
     choose_torch_compile,

@@ -55,6 +55,7 @@ from dragoman.training.progress_display import (
     TrainingDisplay,
     format_duration,
 )
+from dragoman.tune.base_and_best_config import BEST_FILE, choose_base, format_settings
 from dragoman.tune.objective_metric import (
     Objective,
     choose_metric,
@@ -69,7 +70,6 @@ from dragoman.tune.search_space import (
     format_value,
     parse_search,
 )
-from dragoman.tune.study_configs import BEST_FILE, choose_base, format_settings
 from dragoman.tune.study_report import (
     best_trial,
     draw_trials,

@@ -12,7 +12,7 @@ from typing import Any
 from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.explore.explorer_session import ExplorerSession
-from dragoman.explore.server import bind, make_server, page_url, quiet_logs
+from dragoman.explore.uvicorn_server import bind, make_server, page_url, quiet_logs
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 SENTENCES = ("Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "Ein Kind steht.")

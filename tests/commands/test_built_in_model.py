@@ -141,6 +141,6 @@ def test_help_needs_none(
 
 
 def test_other_commands_still_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["predict", "text"], ["generate", "text"], ["doctor"], ["export"]):
+    for arguments in (["predict", "text"], ["generate", "text"], ["export"]):
         assert main(arguments) == 2
         assert "Missing" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from dragoman.explain.head_ablation import (
     measure_head_effects,
 )
 from dragoman.explain.position_encoding_analysis import summarize_positions
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.explain.translation_explanation_builder import read_logit_lens, token_ranks
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of

@@ -302,14 +302,14 @@ def test_an_unknown_user_without_a_home_works(
     code = """
 import os, sys
 from dragoman.inference.cpu import kernel_library
-from dragoman.inference import engine_comparison
+from dragoman.inference import engine_throughput
 from dragoman.storage import trusted_cache_directory
 from dragoman.training.torch_compile import _inductor_cache_dir
 os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
 kernel_library.COMPILERS = ()
-path = engine_comparison._measurements_path(None)
-engine_comparison._write_measurements(path, {"a": {"b": 1.0}})
-measured = sorted(engine_comparison._read_measurements(path))
+path = engine_throughput._measurements_path(None)
+engine_throughput._write_measurements(path, {"a": {"b": 1.0}})
+measured = sorted(engine_throughput._read_measurements(path))
 library = kernel_library.load_kernel_library()
 print(library, trusted_cache_directory.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
 """

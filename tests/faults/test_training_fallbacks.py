@@ -25,7 +25,7 @@ from fault_machines import (
 )
 
 from dragoman.cli.app import main
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 
 
 @pytest.fixture(scope="module")

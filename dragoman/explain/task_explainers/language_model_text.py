@@ -47,7 +47,7 @@ from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.models.masked_and_permuted_language_model import MaskedLM, gather_positions
 from dragoman.tasks.language_model import LanguageTask
 from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
-from dragoman.text.byte_word_and_subword_tokenizers import (
+from dragoman.text.language_model_tokenizer import (
     ByteTokenizer,
     LanguageModelTokenizer,
     SubwordTokenizer,

@@ -25,7 +25,7 @@ from dragoman.inference.cpu.packed_linear import (
     packed_linear,
     plain_linear,
 )
-from dragoman.inference.cpu.packed_torch_transformer import (
+from dragoman.inference.cpu.packed_weight_torch_transformer import (
     TorchTransformer,
     torch_unsupported_reason,
 )

@@ -1,7 +1,7 @@
 """Linear layers with packed weights for the CPU, x W^T + b: float32 by oneDNN, int8 by fbgemm.
 
-They serve packed_torch_transformer.py; the C++ kernels, preferred where a model fits them, pack
-theirs in cpp_weight_packing.py. Both take the int8 scale of each row of a weight from
+They serve packed_weight_torch_transformer.py; the C++ kernels, preferred where a model fits them,
+pack theirs in cpp_weight_packing.py. Both take the int8 scale of each row of a weight from
 `quantize_rows` in `storage/int8_quantization.py`.
 """
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.absolute_positions import LearnedPositions
-from dragoman.inference.cpu.packed_torch_transformer import torch_unsupported_reason
+from dragoman.inference.cpu.packed_weight_torch_transformer import torch_unsupported_reason
 from dragoman.layers.feed_forward import FeedForward, ReLU
 from dragoman.layers.norms_and_residuals import (
     LayerNorm,

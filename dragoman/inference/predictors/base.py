@@ -27,7 +27,7 @@ from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.line_segments import check_text_iterable, check_unicode
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.out_of_memory import BatchHalving
-from dragoman.tasks.base import TrainingTask
+from dragoman.tasks.non_translation_task import TrainingTask
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Ablation, Attribution, Explanation

@@ -33,7 +33,7 @@ from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops.topk import TopK
-from dragoman.text.byte_word_and_subword_tokenizers import SubwordTokenizer, WordTokenizer
+from dragoman.text.language_model_tokenizer import SubwordTokenizer, WordTokenizer
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary_and_labels import normalize_text
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer
     from dragoman.tasks.language_model import LanguageTask
     from dragoman.tasks.masked_and_permuted_language_model import FilledText
-    from dragoman.text.byte_word_and_subword_tokenizers import TextDecoder
+    from dragoman.text.language_model_tokenizer import TextDecoder
 
 EMPTY_NOTE = "the text is empty: there is nothing to score"
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from dragoman.config import TrainConfig
 from dragoman.data.collate import TensorBatch
 from dragoman.models.block_stack import Stack
+from dragoman.training.bf16_mixed_precision import BF16DataParallel
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.mixed_precision import BF16DataParallel
 from dragoman.training.task_protocol import Loss, Task
 from dragoman.training.train_step import (
     Gradients,

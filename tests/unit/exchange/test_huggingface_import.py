@@ -25,7 +25,7 @@ from dragoman.exchange.huggingface_import import import_marian
 from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Translator
 from dragoman.storage.verification import verify_directory
-from dragoman.text.marian_tokenizer import ImportedTokenizer
+from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 

@@ -28,7 +28,7 @@ from dragoman.explain.attribution import (
     value_zeroing,
 )
 from dragoman.explain.head_ablation import estimate_head_effects
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 DECODERS = (

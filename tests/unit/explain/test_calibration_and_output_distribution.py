@@ -33,7 +33,7 @@ from dragoman.ops.fused_linear_cross_entropy import linear_cross_entropy_referen
 from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.sentence_pair_classification import PairsTask
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 from tests import classify_kit, language_kit, tagging_kit
 

@@ -14,7 +14,7 @@ from task_models_kit import TEXT, Subject, subject_of
 
 from dragoman.attention.attention_weight_hooks import edit, record
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.attention_maps import step_text
+from dragoman.explain.attention_plots import step_text
 from dragoman.explain.task_explainers.base import locate_tokens
 from dragoman.explain.terminal_report import render_report
 from dragoman.explore.notebook_display import table_rows

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.attention.attention_weight_hooks import record
 from dragoman.errors import DataError
-from dragoman.explain import teacher_forced_gradients
+from dragoman.explain import teacher_forced_pass
 from dragoman.explain.head_ablation import (
     ablate_heads,
     attention_parts,
@@ -20,7 +20,7 @@ from dragoman.explain.head_ablation import (
     heads_switched_off,
     measure_head_effects,
 )
-from dragoman.explain.teacher_forced_gradients import scaled_heads
+from dragoman.explain.teacher_forced_pass import scaled_heads
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 MODELS = {
@@ -87,7 +87,7 @@ def test_nothing_off_is_the_baseline_bit_for_bit(name: str) -> None:
 def test_batched_effects_are_those_of_fresh_runs(
     name: str, max_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher_forced_gradients, "MAX_BATCH_BYTES", max_bytes)
+    monkeypatch.setattr(teacher_forced_pass, "MAX_BATCH_BYTES", max_bytes)
     model = MODELS[name]()
     pair = tiny_pair(model)
     parts = attention_parts(model)

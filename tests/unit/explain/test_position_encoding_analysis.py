@@ -27,7 +27,7 @@ from dragoman.explain.position_encoding_analysis import (
     save_positions,
     summarize_positions,
 )
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.models.factory import build_model
 
 SITES = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from dragoman.explain.attention_maps import AttentionView, select_views, title_lines
+from dragoman.explain.attention_plots import AttentionView, select_views, title_lines
 from dragoman.explain.explanation import Attribution, Step
 from dragoman.explain.terminal_report import (
     fit_cells,

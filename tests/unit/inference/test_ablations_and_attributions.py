@@ -14,7 +14,7 @@ from translator_kit import TEXT, write_random_bundle
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attribution import METHODS
 from dragoman.explain.head_ablation import heads_switched_off
-from dragoman.explain.teacher_forced_gradients import TeacherForcedPair
+from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.inference import Translator
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS

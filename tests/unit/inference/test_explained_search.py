@@ -25,7 +25,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.translation_explanation_builder import diagnose
 from dragoman.inference import Translator
-from dragoman.inference.explanation_counterfactuals import compare_outputs
+from dragoman.inference.alternative_token_branches import compare_outputs
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

@@ -13,7 +13,7 @@ from dragoman._version import __version__
 from dragoman.bundle import write_task_bundle
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.non_translation_evaluation import TaskEvaluation, evaluate_task
-from dragoman.tasks.base import TaskScore
+from dragoman.tasks.non_translation_task import TaskScore
 from tests.classifier_kit import reviews, train_classifier, write_classifier
 
 

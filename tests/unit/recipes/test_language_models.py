@@ -11,7 +11,7 @@ from language_kit import lines_of, records_of, trainer_of
 from dragoman.config import read_config
 from dragoman.recipes.recipe_miniature import mini
 from dragoman.tasks.language_model import LanguageTask
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.progress_display import QuietProgress
 
 RECIPES = (

@@ -25,7 +25,7 @@ from dragoman.runs import finetune
 from dragoman.runs.finetune import finetune_config
 from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
-from dragoman.text.marian_tokenizer import ImportedTokenizer
+from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.training.progress_display import QuietProgress

@@ -10,7 +10,7 @@ from dragoman.errors import ConfigError
 from dragoman.runs import measured_resource_estimate as resource_estimate
 from dragoman.runs.measured_resource_estimate import RunEstimate
 from dragoman.runtime import device
-from dragoman.training.throughput_measurement import Throughput
+from dragoman.training.throughput_benchmark import Throughput
 
 
 def test_a_model_larger_than_memory_is_rejected_before_it_is_built(

@@ -20,7 +20,7 @@ from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.classification import MAX_GOLDEN_CHARACTERS, ClassificationTask
 from dragoman.tasks.classification_preprocessor import split_document
 from dragoman.text.special_tokens import UNK
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 from tests.classify_kit import fit_task, make_records, micro_f1, train_steps
 

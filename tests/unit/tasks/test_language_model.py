@@ -25,7 +25,7 @@ from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.tasks.language_model import LanguageTask, SegmentBatch, build_stream
 from dragoman.text.special_tokens import BOS, EOS, UNK
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.progress_display import QuietProgress
 from dragoman.training.task_protocol import Loss
 

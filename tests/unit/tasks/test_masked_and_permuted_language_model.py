@@ -31,7 +31,7 @@ from dragoman.tasks.masked_and_permuted_language_model import (
     _crosses_documents,
 )
 from dragoman.text.special_tokens import BOS, EOS
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.progress_display import QuietProgress
 from dragoman.training.trainer import Trainer
 

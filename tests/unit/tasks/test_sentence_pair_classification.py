@@ -27,7 +27,7 @@ from dragoman.tasks.sentence_pair_classification import (
     score_divergence,
 )
 from dragoman.text.special_tokens import EOS
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 
 ROWS = (

@@ -21,7 +21,7 @@ from dragoman.tasks.unordered_set_objectives import (
     Regression,
     SetClassification,
 )
-from dragoman.training.mixed_precision import Precision
+from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 
 MODEL = ModelConfig(width=16, heads=2, ffn_width=16, dropout=0.0, positions="none")

@@ -24,7 +24,7 @@ from dragoman.tasks.translation import (
     cut_tokens,
     drop_words,
 )
-from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.bf16_mixed_precision import choose_precision
 
 CPU = torch.device("cpu")
 

@@ -14,10 +14,10 @@ from dragoman.config import TrainConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.collate import make_batch
 from dragoman.tasks.translation import TranslationTask
+from dragoman.training.bf16_mixed_precision import BF16DataParallel
 from dragoman.training.data_loader import GlobalBatch, MicroBatch
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.mixed_precision import BF16DataParallel
 from dragoman.training.optimizer import build_adam
 from dragoman.training.train_step import OOMSplitter, SingleProcess, StepRequests, TrainStep
 

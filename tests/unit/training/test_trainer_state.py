@@ -8,8 +8,8 @@ import pytest
 
 from dragoman.data.batch_plan import Cursor
 from dragoman.registry import catalogue
-from dragoman.tasks.base import load_task
 from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
+from dragoman.tasks.non_translation_task import load_task
 from dragoman.training.data_loader import GlobalBatch
 from dragoman.training.train_step import StepMetrics, StepRequests
 from dragoman.training.trainer_state import (

@@ -29,8 +29,8 @@ from dragoman.errors import (
 )
 from dragoman.storage.lock import DirectoryLock
 from dragoman.training.progress_display import QuietProgress
+from dragoman.tune import base_and_best_config
 from dragoman.tune import study as study_module
-from dragoman.tune import study_configs
 from dragoman.tune.study import StudyResult, tune
 
 SEARCH = ("model.dropout=0.0..0.4", "train.optimizer=adam,adamw")
@@ -361,7 +361,7 @@ def test_a_validation_is_durable_before_the_trial_continues(
 def test_best_settings_have_no_schedule_of_a_short_trial(
     run: Run, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_configs, "measure_random_throughput", lambda *args: 1000.0)
+    monkeypatch.setattr(base_and_best_config, "measure_random_throughput", lambda *args: 1000.0)
     run(
         1,
         override=lambda base: base.replace(data=dataclasses.asdict(config.data)),

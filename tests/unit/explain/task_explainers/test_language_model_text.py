@@ -12,7 +12,7 @@ from task_models_kit import LINES, Subject, build_subject, subject_of
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.task_explainers.language_model_text import _windows, spell_tokens
-from dragoman.text.byte_word_and_subword_tokenizers import ByteTokenizer
+from dragoman.text.language_model_tokenizer import ByteTokenizer
 from dragoman.text.special_tokens import UNK
 
 TEXT = "It was the old team today .\nSome bank was new .\nThe goal was of the team ."

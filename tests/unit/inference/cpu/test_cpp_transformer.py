@@ -27,7 +27,7 @@ from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppT
 from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.packed_torch_transformer import TorchTransformer
+from dragoman.inference.cpu.packed_weight_torch_transformer import TorchTransformer
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from dragoman.training import throughput_measurement, trainer
+from dragoman.training import throughput_benchmark, trainer
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_steps_are_timed_after_the_warm_up(
         calls.append(6)
         return 6
 
-    monkeypatch.setattr(throughput_measurement.time, "monotonic", lambda: clock[0])
-    assert throughput_measurement.time_steps(step, **options) == throughput_measurement.Throughput(
+    monkeypatch.setattr(throughput_benchmark.time, "monotonic", lambda: clock[0])
+    assert throughput_benchmark.time_steps(step, **options) == throughput_benchmark.Throughput(
         2.0, 3.0
     )
     assert len(calls) == steps

@@ -16,7 +16,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
 from dragoman.evaluate.minimum_bayes_risk_utility import pairwise_chrf
 from dragoman.inference import NativeEngine, SearchRequest, TranslationOptions, Translator
-from dragoman.inference.minimum_bayes_risk import rank_candidates
+from dragoman.inference.minimum_bayes_risk_ranking import rank_candidates
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, train_tokenizers
 
 LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(6)]

@@ -1,4 +1,7 @@
-"""The interface of a task to training runs, bundles and commands."""
+"""`TrainingTask`, base class of every task but translation, for runs, bundles and commands.
+
+Translation has a class of its own, in `translation.py`. The trainer itself calls only `loss`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from dragoman.registry import catalogue
 from dragoman.runtime import signals
 
 if TYPE_CHECKING:  # loading a model imports no part of training
-    from dragoman.training.mixed_precision import Precision
+    from dragoman.training.bf16_mixed_precision import Precision
     from dragoman.training.progress_display import Progress
     from dragoman.training.task_protocol import Loss
 

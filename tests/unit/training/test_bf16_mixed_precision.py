@@ -25,16 +25,16 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.collate import Batch
 from dragoman.layers.norms_and_residuals import LayerNorm, RMSNorm
 from dragoman.tasks.translation import TranslationTask
-from dragoman.training import mixed_precision
-from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE
-from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
-from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.mixed_precision import (
+from dragoman.training import bf16_mixed_precision
+from dragoman.training.bf16_mixed_precision import (
     BF16DataParallel,
     Precision,
     choose_precision,
     should_use_bf16_weights,
 )
+from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE
+from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
+from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.task_protocol import Loss
 from dragoman.training.trainer import Trainer
 
@@ -54,7 +54,7 @@ BF16_WEIGHTS: dict[str, Any] = {"precision": "bfloat16", "param_dtype": "bfloat1
     ],
 )
 def test_auto_precision_depends_on_cpu_flags(monkeypatch, flags, name, reason) -> None:
-    monkeypatch.setattr(mixed_precision, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(bf16_mixed_precision, "_cpu_flags", lambda: frozenset(flags))
     chosen = choose_precision("auto", CPU)
     assert chosen.name == name
     assert reason in chosen.reason
@@ -80,7 +80,7 @@ def test_autocast_is_on_only_where_it_is_chosen() -> None:
 
 
 def test_the_flags_of_this_machine_can_be_read() -> None:
-    assert mixed_precision._cpu_flags() is not None
+    assert bf16_mixed_precision._cpu_flags() is not None
     assert choose_precision("auto", CPU).name in ("float32", "bfloat16")
 
 
@@ -102,7 +102,7 @@ def test_flags_are_those_of_the_first_processor(monkeypatch, text, flags) -> Non
         return text
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert mixed_precision._cpu_flags.__wrapped__() - {"flags", ":"} == flags
+    assert bf16_mixed_precision._cpu_flags.__wrapped__() - {"flags", ":"} == flags
 
 
 def batch() -> Batch:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
 
-from dragoman.explain import teacher_forced_gradients
-from dragoman.explain.teacher_forced_gradients import attention_parts
+from dragoman.explain import teacher_forced_pass
+from dragoman.explain.teacher_forced_pass import attention_parts
 
 
 def test_both_batchings_of_the_backward_passes_agree() -> None:
@@ -16,7 +16,7 @@ def test_both_batchings_of_the_backward_passes_agree() -> None:
     heads = {path: part.heads for path, part in attention_parts(pair.model).items()}
     for first, end in ((0, 3), (3, 7)):
         by_vmap, by_rows = (
-            teacher_forced_gradients._group_gradients(
+            teacher_forced_pass._group_gradients(
                 pair, *embedded, heads, first, end, by_rows=by_rows
             )
             for by_rows in (False, True)
@@ -34,9 +34,9 @@ def test_groups_of_targets_change_nothing(
     pair = tiny_pair(tiny_model(decoder=decoder).double(), tgt=7)
     embedded = pair.embed_source(), pair.embed_target()
     heads = {"encoder.0.self": 2}
-    whole = teacher_forced_gradients.target_gradients(pair, *embedded, heads)
-    monkeypatch.setattr(teacher_forced_gradients, "TARGETS_PER_PASS", size)
-    parts = teacher_forced_gradients.target_gradients(pair, *embedded, heads)
+    whole = teacher_forced_pass.target_gradients(pair, *embedded, heads)
+    monkeypatch.setattr(teacher_forced_pass, "TARGETS_PER_PASS", size)
+    parts = teacher_forced_pass.target_gradients(pair, *embedded, heads)
     torch.testing.assert_close(parts, whole)
 
 
@@ -70,5 +70,5 @@ def test_a_batch_of_copies_is_bounded_by_its_longer_side(
     written = [each.weight.size(0) for each in model.modules() if isinstance(each, torch.nn.Linear)]
     row = 4 * (2 * 9 * sum(written) + 3 * lengths[1] * model.output_weight.size(0))
     for budget, rows in ((5 * row, 5), (5 * row - 1, 4), (1, 1)):
-        monkeypatch.setattr(teacher_forced_gradients, "MAX_BATCH_BYTES", budget)
+        monkeypatch.setattr(teacher_forced_pass, "MAX_BATCH_BYTES", budget)
         assert pair.max_rows() == rows

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import plot_style as figure_style
-from dragoman.explain.attention_maps import (
+from dragoman.explain.attention_plots import (
     join_words,
     save_attention_map,
     save_attention_views,

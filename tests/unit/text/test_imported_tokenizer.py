@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.config import TextConfig
 from dragoman.data.tokenizer_workers import encode_texts
-from dragoman.text.marian_tokenizer import ImportedTokenizer, tokenizer_from_frames
+from dragoman.text.imported_tokenizer import ImportedTokenizer, tokenizer_from_frames
 from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 

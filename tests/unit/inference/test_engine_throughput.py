@@ -18,15 +18,15 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
-from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_comparison
+from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_throughput
 from dragoman.inference import engine_selection as opening_module
 from dragoman.inference.cpu.cpu_engine_conversion import INT8, convert_model
-from dragoman.inference.engine_comparison import (
+from dragoman.inference.engine_selection import describe_engine, open_engines
+from dragoman.inference.engine_throughput import (
     list_engines,
     measure_throughput,
     select_fastest_engine,
 )
-from dragoman.inference.engine_selection import describe_engine, open_engines
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
@@ -130,7 +130,7 @@ def test_another_model_or_number_of_threads_is_measured_again(
         patch.setattr(torch, "get_num_threads", lambda: 77)
         assert not is_cached("one", "two")
     with monkeypatch.context() as patch:
-        patch.setattr(engine_comparison, "model_digest", lambda bundle: "another")
+        patch.setattr(engine_throughput, "model_digest", lambda bundle: "another")
         assert not is_cached("one", "two")
     assert is_cached("one", "two")
     assert not is_cached("one")
@@ -149,7 +149,7 @@ def test_the_native_engine_is_listed_with_its_highest_throughput(
     rates = {"native (1 x 2 threads)": 20.0, "native (2 x 1 thread)": 50.0, "other (2)": 40.0}
     names = {SlowEngine(name, 0.0): name for name in rates}
     monkeypatch.setattr(
-        engine_comparison, "measure_throughput", lambda engine, *_: rates[names[engine]]
+        engine_throughput, "measure_throughput", lambda engine, *_: rates[names[engine]]
     )
     bundle = Bundle.load(path)
     engines = {name: engine for engine, name in names.items()}

@@ -15,11 +15,11 @@ from dragoman.errors import BundleError
 from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
+from dragoman.inference.engine_trust import require_trial
 from dragoman.inference.exported_engine_files import check_engine_files
-from dragoman.inference.untrusted_engine_trial import require_trial
 from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage import manifest
-from dragoman.text.marian_tokenizer import marian_language_code
+from dragoman.text.imported_tokenizer import marian_language_code
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import UNK
 
@@ -123,7 +123,7 @@ def open_export(
         if trial:
             require_trial(
                 fields,
-                "dragoman.doctor.export_directory_engines:run_export_trial",
+                "dragoman.doctor.exported_engines:run_export_trial",
                 [str(bundle.path), str(directory)],
                 label=str(directory),
             )

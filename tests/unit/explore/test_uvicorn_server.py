@@ -16,10 +16,10 @@ from explorer_kit import StubPredictor
 
 from dragoman.errors import ConfigError
 from dragoman.explore import routes as application
-from dragoman.explore import server as serving
+from dragoman.explore import uvicorn_server as serving
 from dragoman.explore.explorer_session import ExplorerSession
 from dragoman.explore.model_thread import MAX_WAITING
-from dragoman.explore.server import bind, make_server, page_url, quiet_logs
+from dragoman.explore.uvicorn_server import bind, make_server, page_url, quiet_logs
 
 API = "/explore/api"
 

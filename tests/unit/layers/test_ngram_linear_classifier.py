@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dragoman.layers.ngram_bag import NgramBag
+from dragoman.layers.ngram_linear_classifier import NgramBag
 
 
 def test_ngram_dropout_drops_single_ngrams_of_a_text_in_training() -> None:
