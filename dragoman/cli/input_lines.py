@@ -25,18 +25,17 @@ _POLL_SECONDS = 0.01  # time for a writer to refill a pipe that was read empty
 class StreamLines:
     """The lines of a stream, with `ready` to test for another line without blocking."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: BinaryIO, name: str = "standard input") -> None:
+        self._stream, self._name = stream, name
         self._complete: deque[bytes] = deque()  # lines read and not yet returned, with their ends
-        self._partial = list[bytes]()  # chunks of a line whose end has not been read
-        self._partial_bytes = 0  # the excess of a line that is too long is dropped
+        self._splitter = _LineSplitter()
         self._ended = False
         self._is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
         self._can_read()  # raises if the stream cannot be polled
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines as text."""
-        return decode_lines(self._raw())
+        return decode_lines(self._raw(), self._name)
 
     def ready(self) -> bool:
         """Whether another line can be read without blocking."""
@@ -55,17 +54,34 @@ class StreamLines:
     def _read(self) -> None:
         """Read a chunk, blocking if none is available, and split it into lines."""
         chunk = self._stream.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
-        if not chunk:
-            self._ended = True
-            self._complete.extend(filter(None, [self._join_partial(b"")]))
-            return
+        self._ended = not chunk
+        self._complete.extend(self._splitter.split(chunk) if chunk else self._splitter.finish())
+
+    def _can_read(self) -> bool:
+        """Whether a read returns without blocking, within _POLL_SECONDS."""
+        return self._is_file or bool(select.select([self._stream], [], [], _POLL_SECONDS)[0])
+
+
+class _LineSplitter:
+    """Splits chunks into lines; the excess of a line above MAX_LINE_BYTES is dropped."""
+
+    def __init__(self) -> None:
+        self._partial = list[bytes]()  # chunks of a line whose end has not been read
+        self._partial_bytes = 0
+
+    def split(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that a chunk completes, with their ends."""
         *lines, rest = chunk.split(b"\n")
         if lines:
             lines[0] = self._join_partial(lines[0])
-            self._complete.extend(line + b"\n" for line in lines)
         if rest and self._partial_bytes <= MAX_LINE_BYTES:
             self._partial.append(rest)
             self._partial_bytes += len(rest)
+        return [line + b"\n" for line in lines]
+
+    def finish(self) -> list[bytes]:
+        """Return the last line, if it has no line end."""
+        return [last] if (last := self._join_partial(b"")) else []
 
     def _join_partial(self, end: bytes) -> bytes:
         """Join the chunks of a line; truncate one that is too long at a character boundary."""
@@ -73,10 +89,6 @@ class StreamLines:
         self._partial.clear()
         self._partial_bytes = 0
         return line if len(line) <= MAX_LINE_BYTES else drop_partial_char(line[:MAX_LINE_BYTES])
-
-    def _can_read(self) -> bool:
-        """Whether a read returns without blocking, within _POLL_SECONDS."""
-        return self._is_file or bool(select.select([self._stream], [], [], _POLL_SECONDS)[0])
 
 
 def drop_partial_char(data: bytes) -> bytes:
@@ -89,12 +101,12 @@ def drop_partial_char(data: bytes) -> bytes:
     return data if len(data) - end + 1 == length else data[: end - 1]
 
 
-def open_stream_lines(stream: BinaryIO) -> Iterable[str]:
+def open_stream_lines(stream: BinaryIO, name: str = "standard input") -> Iterable[str]:
     """Return the lines of a stream, as StreamLines where the stream can be polled."""
     try:
-        return StreamLines(stream)
+        return StreamLines(stream, name)
     except (OSError, ValueError):  # bytes in memory, or a system without select() on pipes
-        return decode_lines(stream)
+        return decode_lines(stream, name)
 
 
 class InputFiles:
@@ -132,10 +144,10 @@ class InputFiles:
         """Yield one file's lines."""
         self._may_block = str(path) == "-" or not path.is_file()
         if str(path) == "-":
-            yield from decode_lines(sys.stdin.buffer)
+            yield from open_stream_lines(sys.stdin.buffer)
         elif self._may_block:
             with open(path, "rb") as stream:
-                yield from decode_lines(stream, str(path))
+                yield from open_stream_lines(stream, str(path))
         else:
             yield from decode_lines(_iter_raw_lines(FileStream(path)), str(path))
 
@@ -150,16 +162,10 @@ def check_inputs(paths: Sequence[Path]) -> list[Path]:
 
 def _iter_raw_lines(stream: FileStream) -> Iterator[bytes]:
     """Yield a file's lines as bytes, with their line ends."""
-    partial = list[bytes]()
+    splitter = _LineSplitter()
     for chunk in stream.chunks():
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            yield b"".join([*partial, line, b"\n"])
-            partial.clear()
-        if rest:
-            partial.append(rest)
-    if partial:
-        yield b"".join(partial)
+        yield from splitter.split(chunk)
+    yield from splitter.finish()
 
 
 def decode_lines(stream: Iterable[bytes], name: str = "standard input") -> Iterator[str]:

@@ -215,7 +215,7 @@ class InputRecords:
             yield from number_lines(_STDIN, _note_json_lines(_STDIN, stream))
         else:
             with open(path, "rb") as file:
-                lines = decode_lines(file, str(path))
+                lines = open_stream_lines(file, str(path))
                 yield from number_lines(path, _note_json_lines(path, lines))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +100,8 @@ def expected_calibration_error(
     """
     if not len(confidence):
         return 0.0
+    if not np.isfinite(confidence).all():  # of a model that diverged
+        return math.nan
     if equal_mass:
         bin_of = _equal_mass_bins(confidence, bins)
     else:

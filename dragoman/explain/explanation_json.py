@@ -73,7 +73,7 @@ def decode_tensor(entry: Mapping[str, Any]) -> Array:
         raw = np.frombuffer(
             base64.b64decode(entry["data"], validate=True), dtype=DTYPES[entry["dtype"]]
         ).reshape(entry["shape"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             "a tensor's data must be base64 of its dtype and shape",
             found=str(error)[:200],

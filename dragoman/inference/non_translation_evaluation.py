@@ -18,7 +18,7 @@ from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runtime.device import choose_device
-from dragoman.tasks.non_translation_task import TaskScore, TrainingTask
+from dragoman.tasks.non_translation_task import TaskScore, TrainingTask, check_finite_outputs
 from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress, QuietProgress
 
@@ -29,7 +29,7 @@ class TaskEvaluation:
 
     task: str
     scores: list[TaskScore]
-    loss: float | None
+    loss: float
     examples: int
     unit: str  # what an example is, such as "examples"
     seconds: float
@@ -97,6 +97,7 @@ def evaluate_task(
             progress=progress,
         )
     seconds = time.monotonic() - started
+    check_finite_outputs(torch.tensor(metrics["loss"]))
     signed = [
         each._replace(signature="|".join(filter(None, [each.signature, _version()])))
         for each in task.scores(metrics)
@@ -104,7 +105,7 @@ def evaluate_task(
     return TaskEvaluation(
         task=task.name,
         scores=signed,
-        loss=metrics.get("loss"),
+        loss=metrics["loss"],
         examples=len(store),
         unit=task.unit,
         seconds=seconds,

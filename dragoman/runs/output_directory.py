@@ -215,7 +215,7 @@ class OutputDirectory:
                 )
                 for each in listed
             ]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(
                 f"{path} must list the run's files",
                 found=f"{type(error).__name__}: {error}",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from dragoman.config import Config, apply_overrides
 from dragoman.data.batch_plan import BatchPlan, Plan, smallest_fitting_shape
@@ -21,6 +21,7 @@ from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record
+from dragoman.errors import DivergedError
 from dragoman.registry import catalogue
 from dragoman.runtime import signals
 
@@ -242,6 +243,17 @@ def evaluation_batches(
             signals.raise_if_stop_requested()
             yield task.collate(store, examples).to(device)
             phase.advance()
+
+
+def check_finite_outputs(outputs: Tensor) -> None:
+    """Raise DivergedError if a model's outputs have NaN or infinite values."""
+    if not outputs.isfinite().all():
+        found = "NaN" if outputs.isnan().any() else "infinity"
+        raise DivergedError(
+            "a model's outputs must be finite numbers",
+            found=found,
+            fix="its weights are damaged or training diverged: use an earlier checkpoint",
+        )
 
 
 def find_fields(find: Callable[[Record], Any]) -> Callable[[Record], Any]:

@@ -433,7 +433,7 @@ def _read_features(data: bytes, labels: Labels | None) -> SetsText:
             or not all(map(math.isfinite, numbers))
         ):
             raise ValueError(f"{values!r:.100}")
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
         raise BundleError(
             f"{FEATURES_FILE} must describe the sets of a model",
             found=f"{type(error).__name__}: {error}"[:160],

@@ -32,6 +32,7 @@ from dragoman.tasks.non_translation_task import (
     ReadRecords,
     TaskScore,
     TrainingTask,
+    check_finite_outputs,
     evaluation_batches,
     find_fields,
     padded_length,
@@ -323,6 +324,7 @@ class TaggingTask(TrainingTask):
         assert isinstance(model, TaggingModel), f"found {type(model).__name__}"
         mask = batch.mask
         emissions = _emissions(model, batch)
+        check_finite_outputs(emissions)
         decoded = self.decode(model, emissions, mask)
         marginals = model.tag_output.marginals(emissions, mask)
         chosen = marginals.gather(2, decoded.unsqueeze(2)).squeeze(2)

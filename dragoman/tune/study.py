@@ -355,7 +355,14 @@ class Study:
             before = [DataFile(*each) for each in header["files"]]
             asked, self.trial_seconds = dict(header["asked"]), float(header["trial_seconds"])
             space = tuple(SearchParameter(**_parameter(each)) for each in header["space"])
-        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            AttributeError,
+            ConfigError,
+        ) as error:
             raise self.journal.corrupt(1, f"{type(error).__name__}: {error!s:.60}") from error
         self._require_same_request(asked)
         require_same_files(before, self._data_files())

@@ -283,7 +283,7 @@ def _handmade(kind: str) -> Iterator[Case]:
     """Yield handwritten cases: unlisted files, block lists, names, sizes that agree with one
     another."""
     yield from _names(kind)
-    config = {"model": "config.json", "run": "training/config.json", "import": "config.json"}[kind]
+    config = "training/config.json" if kind == "run" else "config.json"
     if kind != "import":
         for stack in ("encoder", "decoder"):
             for what, blocks in BLOCKS.items():
@@ -295,7 +295,7 @@ def _handmade(kind: str) -> Iterator[Case]:
             ("max_positions", 1_000_000),
         ):
             yield Case(f"model.{name}={value}", _set(config, ("model", name), str(value)))
-    if kind == "model":
+    if kind not in ("run", "import"):
         for name in ("shared.pieces.json", "source.pieces.json", "shared.model"):
             for what in (
                 "a pipe",
@@ -360,10 +360,9 @@ def _handmade(kind: str) -> Iterator[Case]:
 
 def _names(kind: str) -> Iterator[Case]:
     folders = {
-        "model": ("", "text/", "training/", "engines/"),
         "run": ("", "training/", "training/step-00000004/"),
         "import": ("",),
-    }[kind]
+    }.get(kind, ("", "text/", "training/", "engines/"))
     for folder in folders:
         for what, name in (
             ("escapes", b"\x1b[31m\x9b\xc2\x9b\xe2\x80\xae\n"),

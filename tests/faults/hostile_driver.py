@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
@@ -146,7 +147,79 @@ def _build_import(path: Path) -> None:
     save_hugging_face(model, tokenizers, config, path)
 
 
-BUILDERS = {"model": _build_model, "run": _build_run, "import": _build_import}
+def _build_directions(path: Path) -> None:
+    """Write a bundle in the format of the built-in model: int8, several directions, a calibration
+    and a language identifier.
+    """
+    import torch
+    from confidence_kit import CALIBRATION
+
+    from dragoman.bundle import write_bundle
+    from dragoman.config import Config
+    from dragoman.models.factory import build_model
+    from dragoman.text.language_identification import LanguageIdentifier
+    from dragoman.text.sentencepiece_tokenizer import train_tokenizers
+
+    sizes = {"width": 16, "heads": 2, "ffn_width": 16}
+    blocks = {"encoder": ("transformer",), "decoder": ("transformer",)}
+    config = Config().replace(
+        text={"vocab_size": 300},
+        data={"directions": ("de-en", "en-de")},
+        model={**sizes, **blocks},
+    )
+    texts = {"de": ["ein mann geht", "zwei kinder"] * 10, "en": ["a man walks", "children"] * 10}
+    tokenizers = train_tokenizers(texts["de"], texts["en"], config.text, languages=("de", "en"))
+    torch.manual_seed(0)
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    write_bundle(
+        path,
+        config=config,
+        tokenizers=tokenizers,
+        weights=model.state_dict(),
+        identifier=LanguageIdentifier.train(texts),
+        calibration=CALIBRATION,
+        quantization="int8",
+    )
+
+
+def _task_builder(recipe: str) -> Callable[[Path], None]:
+    """Return a function that writes the bundle of a recipe's miniature with random weights."""
+
+    def build(path: Path) -> None:
+        from task_models_kit import records_of, subject_of
+
+        from dragoman.bundle.writer import write_task_bundle
+
+        predictor = subject_of(recipe).predictor
+        records, _ = records_of(predictor.config)
+        write_task_bundle(
+            path,
+            task=predictor.task,
+            weights=predictor.model.state_dict(),
+            golden=predictor.task.golden_inputs(records),
+        )
+
+    return build
+
+
+# Recipes of the other tasks, with an input of `predict` or an option of `generate`.
+TASK_RECIPES = {
+    "kim2014": "the goal",
+    "lample2016": "Anna walks",
+    "radford2018": "--max-tokens=2",
+    "merity2018": "--max-tokens=2",
+    "chen2017": "a man\tthe goal",
+    "lee2019": "[1, 2]",
+}
+BUILDERS = {
+    "model": _build_model,
+    "run": _build_run,
+    "import": _build_import,
+    "directions": _build_directions,
+    **{recipe: _task_builder(recipe) for recipe in TASK_RECIPES},
+}
 
 
 # The commands that are tried on a directory
@@ -183,10 +256,37 @@ def _import_commands(case_dir: Path, number: int) -> list[list[str]]:
     return [["import", str(case_dir / "target"), "--out", str(case_dir / "new")]]
 
 
+def _directions_commands(case_dir: Path, number: int) -> list[list[str]]:
+    target = str(case_dir / "target")
+    return [
+        ["info", target],
+        ["verify", target],
+        ["translate", "-m", target, "--device", "cpu", "--json", "--to", "en", "ein mann"],
+    ]
+
+
+def _task_commands(recipe: str, case_dir: Path, number: int) -> list[list[str]]:
+    target = str(case_dir / "target")
+    command, text = "predict", TASK_RECIPES[recipe]
+    if text.startswith("--"):
+        command = "generate"
+    list_commands = [
+        ["info", target],
+        ["info", "--json", target],
+        ["verify", target],
+        [command, "-m", target, "--device", "cpu", "--json", text],
+    ]
+    if number % DOCTOR == DOCTOR - 1:
+        list_commands.append(["doctor", target, "--device", "cpu"])
+    return list_commands
+
+
 DOORS: dict[str, Callable[[Path, int], list[list[str]]]] = {
     "model": _model_commands,
     "run": _run_commands,
     "import": _import_commands,
+    "directions": _directions_commands,
+    **{recipe: functools.partial(_task_commands, recipe) for recipe in TASK_RECIPES},
 }
 
 

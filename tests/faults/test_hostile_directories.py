@@ -43,8 +43,15 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+TASKS = ("kim2014", "lample2016", "radford2018", "merity2018", "chen2017", "lee2019")
+
+
 @pytest.mark.parametrize(
-    ("kind", "count"), [("model", 12), ("run", 8), ("import", 10), ("settings", 40)]
+    ("kind", "count"),
+    [
+        *(("model", 12), ("run", 8), ("import", 10), ("settings", 40), ("directions", 8)),
+        *(("lample2016", 4), ("lee2019", 4)),
+    ],
 )
 def test_hostile_input_gives_a_one_line_error(
     kind: str, count: int, folder: Path, fault_seed: int
@@ -55,7 +62,11 @@ def test_hostile_input_gives_a_one_line_error(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("kind", "count"), [("model", 200), ("run", 200), ("import", 150), ("settings", 500)]
+    ("kind", "count"),
+    [
+        *(("model", 200), ("run", 200), ("import", 150), ("settings", 500), ("directions", 200)),
+        *((recipe, 100) for recipe in TASKS),
+    ],
 )
 def test_much_hostile_input_gives_one_line_errors(
     kind: str, count: int, folder: Path, fault_seed: int

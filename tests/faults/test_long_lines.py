@@ -145,6 +145,35 @@ def test_a_line_of_fifty_megabytes_is_read_in_bounded_memory() -> None:
     assert peak < 8 * input_lines.MAX_LINE_BYTES
 
 
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_a_file_with_a_line_of_fifty_megabytes_is_read_in_bounded_memory(
+    kind: str, tmp_path: Path
+) -> None:
+    """Only standard input was; a line of `--input` was read as a whole."""
+    path = tmp_path / "long"
+    if kind == "pipe":
+        os.mkfifo(path)
+
+    def write() -> None:
+        with path.open("wb") as file:
+            for _ in range(50):
+                file.write("€".encode() * (1 << 20))
+            file.write(b"\nthe next")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    if kind == "file":
+        thread.join()
+    tracemalloc.start()
+    first, second = input_lines.InputFiles([path])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    thread.join()
+    assert line_segments.MAX_LINE_CHARS < len(first) <= input_lines.MAX_LINE_BYTES
+    assert (set(first), second) == ({"€"}, "the next")
+    assert peak < 8 * input_lines.MAX_LINE_BYTES
+
+
 @pytest.mark.parametrize("text", ["aé", "a€", "a\U0001f469", "abcd", "é", ""])
 def test_a_character_that_was_cut_off_is_dropped(text: str) -> None:
     data = text.encode()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from task_models_kit import records_of, subject_of
 from training_kit import assert_same_run, log_of, state_of, tensors_of, tiny_trainer
 
+from dragoman.bundle.writer import write_task_bundle
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DivergedError
+from dragoman.inference.non_translation_evaluation import evaluate_task
 
 
 class NonFiniteTask:
@@ -181,3 +185,34 @@ def test_resumed_run_excludes_the_same_steps(tmp_path):
     with RunDirectory(tmp_path / "cut") as run:
         spoiled_trainer(run, spoils, steps=24).fit(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("recipe", ["kim2014", "yang2016", "lample2016", "chen2017"])
+def test_labels_of_outputs_that_are_not_finite_are_an_error(recipe: str) -> None:
+    """A label was predicted with the probability NaN."""
+    predictor, example = subject_of(recipe)
+    with torch.no_grad():
+        for weight in predictor.model.parameters():
+            weight.fill_(torch.nan)
+    with pytest.raises(DivergedError, match="outputs must be finite numbers"):
+        predictor.predict([example])
+
+
+@pytest.mark.parametrize("recipe", ["yang2016", "lee2019"])
+def test_a_score_of_outputs_that_are_not_finite_is_an_error(recipe: str, tmp_path: Path) -> None:
+    """Loss and metrics were NaN, and the exit code 0.
+
+    The bundle has no golden vectors; with none, a classifier could not be loaded.
+    """
+    predictor, _ = subject_of(recipe)
+    state = predictor.model.state_dict()
+    weights = {
+        name: torch.full_like(each, 3e38) if each.is_floating_point() else each
+        for name, each in state.items()
+    }
+    write_task_bundle(tmp_path / "model", task=predictor.task, weights=weights)
+    records, _ = records_of(predictor.config)
+    test_set = tmp_path / "test.jsonl"
+    test_set.write_text("".join(json.dumps(each.fields) + "\n" for each in records))
+    with pytest.raises(DivergedError, match="outputs must be finite numbers"):
+        evaluate_task(tmp_path / "model", [test_set], device="cpu")

@@ -21,6 +21,7 @@ from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.classification_preprocessor import tokenize
+from dragoman.tasks.non_translation_task import check_finite_outputs
 from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
@@ -253,8 +254,9 @@ class Classifier(Predictor[str, StoredText, Classification]):
             return np.zeros((0, len(self.labels)), np.float32)
         rows = np.array([each.row for each in encoded], np.int64)
         batch = self.task.collate(encoded[0].store, rows).to(device)
-        logits = self.task.forward(model, batch).logits.float().cpu().numpy()
-        return self.task.probabilities(logits)
+        logits = self.task.forward(model, batch).logits.float().cpu()
+        check_finite_outputs(logits)
+        return self.task.probabilities(logits.numpy())
 
     @torch.inference_mode()
     def _weigh_words(self, encoded: StoredText, label: int) -> list[SentenceSpans]:

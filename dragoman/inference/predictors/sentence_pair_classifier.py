@@ -15,6 +15,7 @@ from dragoman.errors import ConfigError, DataError, escape_unprintable
 from dragoman.inference.line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
+from dragoman.tasks.non_translation_task import check_finite_outputs
 from dragoman.tasks.sentence_pair_classification import EncodedPair, PairsTask, expected_score
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
         """Return the predictions of a batch; a pair with an empty sentence has no label."""
         batch = self.task.batch_pairs(encoded).to(device)
         output: PairOutput = model(batch.token_ids, batch.flags, batch.lengths)
+        for each in (output.labels, output.score):
+            if each is not None:
+                check_finite_outputs(each)
         labels, scores = list[dict[str, Any]](), list[dict[str, Any]]()
         if output.labels is not None and self.task.text.labels is not None:
             names = self.task.text.labels.names

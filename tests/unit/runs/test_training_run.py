@@ -520,11 +520,13 @@ def test_a_run_of_an_older_release_has_no_list_of_files(corpus):
     train(configured(corpus), corpus / "model")
     (corpus / "model" / "training" / "data.json").unlink()
     assert train(configured(corpus, "train.steps=7"), corpus / "model", resume=True)
-    (corpus / "model" / "training" / "data.json").write_text('{"files": [3]}')
-    with pytest.raises(
-        CorruptError, match=r"data\.json must list the run's files; found TypeError"
-    ):
-        train(configured(corpus, "train.steps=8"), corpus / "model", resume=True)
+    endless = '{"part": "train", "path": "a.src", "bytes": Infinity, "sha256": ""}'
+    for entry, found in (("3", "TypeError"), (endless, "OverflowError")):
+        (corpus / "model" / "training" / "data.json").write_text(f'{{"files": [{entry}]}}')
+        with pytest.raises(
+            CorruptError, match=rf"data\.json must list the run's files; found {found}"
+        ):
+            train(configured(corpus, "train.steps=8"), corpus / "model", resume=True)
 
 
 def test_a_fitted_run_names_the_value_that_it_has(corpus):

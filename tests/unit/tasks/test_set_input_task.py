@@ -133,6 +133,8 @@ def test_text_files_read_back_and_bad_ones_are_errors():
         {"problem": "none"},
         {"scale": ["x"]},
         {"target_scale": math.inf},
+        {"features": math.inf},
+        {"shift": [10**400]},
     ):
         bad = json.dumps({**values, **change}).encode()
         with pytest.raises(BundleError, match=r"features\.json must describe"):

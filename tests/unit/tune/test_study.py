@@ -662,6 +662,7 @@ def _damage(index: int, **fields: Any) -> Callable[[list[dict[str, Any]]], Any]:
         _damage(6, value=None),
         _damage(6, reason=7),
         _damage(6, trial_seconds="x"),
+        _damage(0, trial_seconds=10**400),
         lambda lines: lines.pop(0),
         lambda lines: lines.pop(1),
         lambda lines: lines.insert(3, {"event": "end"}),
