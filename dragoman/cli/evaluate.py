@@ -240,7 +240,7 @@ def _evaluate_task(
         f"{found.examples / max(found.seconds, 1e-9):,.1f} {found.unit}/s"
     )
     for reason, count in found.skipped.items():
-        print_note(f"{count:,} {found.unit} left out: {reason}")
+        print_note(f"skipped {count:,} {reason}")
 
 
 def _format_cell(value: str | float) -> str:

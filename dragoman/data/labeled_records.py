@@ -30,6 +30,7 @@ SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second"
 TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
 TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "chunks", "upos", "tag", "pos_tags", "pos")
 MAX_RECORD_BYTES = 64 << 20  # of a JSONL line, such as a book
+MAX_NAMED_LINES = 5  # of the bad lines that were left out
 
 
 class Record(NamedTuple):
@@ -164,17 +165,38 @@ def record_format(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def open_records(config: Config, files: Sequence[Path | str]) -> Callable[[], Iterator[Record]]:
-    """Return a function that reads the records of files from the start, by the settings."""
+class RecordFiles:
+    """Files whose records are read from the start at each call, by the settings."""
 
-    def read() -> Iterator[Record]:
-        for record in read_rows(files, fields=config.record_fields):
+    def __init__(self, config: Config, files: Sequence[Path | str]) -> None:
+        self._config, self._files = config, files
+        self._bad: set[tuple[Path, int]] = set()
+
+    def __call__(self) -> Iterator[Record]:
+        """Yield the records; raise DataError at a bad line, or leave it out and remember it."""
+        for record in read_rows(self._files, fields=self._config.record_fields):
             if isinstance(record, Record):
                 yield record
-            elif config.data.on_bad_line != "skip":
+            elif self._config.data.on_bad_line != "skip":
                 raise record.error(training=True)
+            else:
+                self._bad.add((record.file, record.number))
 
-    return read
+    @property
+    def skipped(self) -> dict[str, int]:
+        """The number of bad lines that were left out, with the first ones as the reason."""
+        if not self._bad:
+            return {}
+        first = sorted((str(file), number) for file, number in self._bad)[:MAX_NAMED_LINES]
+        named = ", ".join(f"{Path(file).name} {number}" for file, number in first)
+        more = " …" if len(self._bad) > len(first) else ""
+        lines = "bad line" if len(self._bad) == 1 else "bad lines"
+        return {f"{lines} ({named}{more})": len(self._bad)}
+
+
+def open_records(config: Config, files: Sequence[Path | str]) -> RecordFiles:
+    """Return a function that reads the records of files from the start, by the settings."""
+    return RecordFiles(config, files)
 
 
 def find_field(

@@ -76,7 +76,9 @@ def evaluate_task(
         task, model = override_model(task, model, overrides)
     if files:
         with progress.phase("reading the test set"):
-            store = task.encode(open_records(task.config, files)())
+            reader = open_records(task.config, files)
+            store = task.encode(reader())
+            store.skipped |= reader.skipped
     elif task.is_generated(task.config):
         store = task.generate("test")
     else:

@@ -163,7 +163,7 @@ def merity2018() -> Config:
             learning_rate=3e-3,  # the same: 5e-3 at the peak
             schedule="cosine",
             warmup_steps=2_000,
-            weight_decay=0.03,  # the same: 0.1 times the learning rate at the peak
+            weight_decay=0.03,  # the same: 0.1 (Gugger and Howard); ours has an EMA
             ema_decay=0.999,
             max_grad_norm=0.25,  # the paper: clip
             label_smoothing=0.0,  # perplexity is the metric

@@ -28,7 +28,7 @@ from dragoman.config.config import file_names
 from dragoman.data.batch_plan import Cursor, Plan
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.labeled_records import Record, open_records
+from dragoman.data.labeled_records import Record, RecordFiles, open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.runs.base_run_builder import DataSummary, RunBuilder
 from dragoman.runs.output_directory import DataFile, require_same_files
@@ -102,7 +102,8 @@ def prepare_task(
     if initial_files:
         parts = ("train", "valid")
         require_same_files([each for each in initial_files if each.part in parts], files)
-    train, valid = _split_records(config, names)
+    reader = open_records(config, names["train"])
+    train, valid = _split_records(config, names, reader)
     with progress.phase("reading the vocabulary"):
         task = _open_task(config, kind, text_folder, train, resumed=initial_files is not None)
     text = [
@@ -115,8 +116,9 @@ def prepare_task(
         train_store = task.generate("train") if generated else task.encode(train())
     if not len(train_store):
         raise _no_examples(names["train"], train_store)
+    train_store.skipped |= reader.skipped
     if train_store.skipped:
-        progress.note(f"training {task.unit}: {_describe_skipped(train_store)}")
+        progress.note(f"training {task.unit}: skipped {_describe_skipped(train_store)}")
     signals.raise_if_stop_requested()
     valid_store = None
     if generated:
@@ -124,6 +126,9 @@ def prepare_task(
     elif valid is not None:
         with progress.phase("encoding the validation examples"):
             valid_store = task.encode(valid())
+        if isinstance(valid, RecordFiles) and valid.skipped:
+            valid_store.skipped |= valid.skipped
+            progress.note(f"validation {task.unit}: skipped {_describe_skipped(valid_store)}")
         if not len(valid_store):
             if names["valid"]:
                 raise _no_examples(names["valid"], valid_store)
@@ -148,10 +153,9 @@ def _open_task(
 
 
 def _split_records(
-    config: Config, names: Mapping[str, Sequence[str]]
+    config: Config, names: Mapping[str, Sequence[str]], train: ReadRecords
 ) -> tuple[ReadRecords, ReadRecords | None]:
     """Return readers of training and validation records; without a file, some are held out."""
-    train = open_records(config, names["train"])
     if names["valid"]:
         return train, open_records(config, names["valid"])
     every = config.data.hold_out

@@ -16,11 +16,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config import TrainConfig
 from dragoman.errors import CorruptError
-from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection
+from dragoman.layers.convs2s import PlainWeight, WeightNormWeight
+from dragoman.layers.rnn import SRU
 
 # Newton-Schulz iteration of Muon: coefficients and number of steps of Jordan et al. (2024).
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+RNN_VECTORS = ("bias", "recurrent")  # of SRU: two vectors each, not a matrix
 
 
 def build_adam(model: nn.Module, config: TrainConfig) -> Optimizer:
@@ -64,6 +66,8 @@ def build_sgd(model: nn.Module, config: TrainConfig) -> Optimizer:
 
 class Muon(AdamW):
     r"""Muon for the matrices of the layers, AdamW for embeddings, norms, biases and the output.
+
+    Tables of positions, word vectors, inducing points and the like are embeddings in this sense.
 
     .. math:: m \leftarrow \mu m + g, \quad
         w \leftarrow (1 - \eta\lambda) w - 0.2\,\eta\sqrt{\max(r, c)}\; \mathrm{NS}(g + \mu m)
@@ -131,19 +135,15 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def build_muon(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """Return Muon, with AdamW for what is not a matrix between layers."""
-    embeddings = {
+    """Return Muon, with AdamW for what is not the matrix of a linear layer or a recurrence."""
+    chosen = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, Embedding | OutputProjection | nn.Embedding)
-        for parameter in module.parameters(recurse=False)
+        if isinstance(module, nn.Linear | nn.RNNBase | SRU | PlainWeight | WeightNormWeight)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 2 and min(parameter.shape) > 1 and not name.startswith(RNN_VECTORS)
     }
-    matrices = [
-        parameter
-        for _, parameter in _trainable_parameters(model)
-        if parameter.ndim == 2 and min(parameter.shape) > 1 and id(parameter) not in embeddings
-    ]
-    chosen = {id(parameter) for parameter in matrices}
+    matrices = [each for _, each in _trainable_parameters(model) if id(each) in chosen]
     muon = {
         "params": matrices,
         "weight_decay": config.weight_decay,

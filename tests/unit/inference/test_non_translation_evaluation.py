@@ -41,6 +41,13 @@ def test_examples_are_those_that_were_scored(model: Path, tmp_path: Path) -> Non
     assert [each.name for each in found.scores] == list(found.to_dict()["scores"])
 
 
+def test_lines_that_were_left_out_are_counted(model: Path, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "test.jsonl", review_fields(20))
+    path.write_text(path.read_text() + "{\n")
+    found = evaluate_task(model, [path], device="cpu", overrides=["data.on_bad_line=skip"])
+    assert (found.examples, found.skipped) == (20, {"bad line (test.jsonl 21)": 1})
+
+
 def test_settings_of_the_task_and_of_data_may_be_changed(model: Path, tmp_path: Path) -> None:
     path = write_records(tmp_path / "test.jsonl", review_fields(30))
     plain = evaluate_task(model, [path], device="cpu")

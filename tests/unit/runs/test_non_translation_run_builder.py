@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -15,7 +17,7 @@ from tagging_kit import make_config, make_records
 from dragoman.bundle.non_translation_bundle_loader import task_text_files
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
-from dragoman.data.labeled_records import Record
+from dragoman.data.labeled_records import Record, open_records
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.runs import non_translation_run_builder
 from dragoman.runs.base_run_builder import RunBuilder
@@ -29,6 +31,13 @@ def numbers(records: object) -> list[int]:
     return [] if records is None else [record.number for record in records()]  # type: ignore[operator]
 
 
+def split(config: Config, path: Path, valid: Sequence[str] = ()) -> tuple[Any, Any]:
+    """Return the readers of training and validation records."""
+    reader = open_records(config, [path])
+    names = {"train": [str(path)], "valid": valid}
+    return non_translation_run_builder._split_records(config, names, reader)
+
+
 @pytest.mark.parametrize("lines", [9, 10, 23])
 def test_every_record_is_trained_on_or_held_out(
     lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,18 +47,14 @@ def test_every_record_is_trained_on_or_held_out(
     path = tmp_path / "train.txt"
     path.write_text("".join(f"line {number}\n" for number in range(lines)))
     config = Config().replace(data={"hold_out": 5})
-    train, valid = non_translation_run_builder._split_records(
-        config, {"train": [str(path)], "valid": []}
-    )
+    train, valid = split(config, path)
     found = numbers(valid)
     assert [(number - 1) // 5 for number in found] == (
         [] if lines < 10 else [0, 1, 2][: lines // 5]
     )
     assert found == numbers(valid)
     assert sorted([*numbers(train), *numbers(valid)]) == list(range(1, lines + 1))
-    given = non_translation_run_builder._split_records(
-        config, {"train": [str(path)], "valid": [str(path)]}
-    )
+    given = split(config, path, valid=[str(path)])
     assert numbers(given[0]) == numbers(given[1]) == list(range(1, lines + 1))
 
 
@@ -59,9 +64,7 @@ def test_examples_held_out_of_alternating_classes_are_of_both(tmp_path: Path) ->
     found = []
     for seed in (1, 1, 2):
         config = Config().replace(data={"hold_out": 10}, train={"seed": seed})
-        _, valid = non_translation_run_builder._split_records(
-            config, {"train": [str(path)], "valid": []}
-        )
+        _, valid = split(config, path)
         found.append(numbers(valid))
     assert len(found[0]) == 40
     assert 10 < sum(number % 2 for number in found[0]) < 30
@@ -160,3 +163,33 @@ def test_a_validation_file_of_generated_examples_is_an_error(tmp_path: Path) -> 
     )
     with pytest.raises(ConfigError, match=f"data.valid needs data.train, .*data.valid={valid}; le"):
         non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+
+
+def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    """In the notes of the run and in the model card; those of held-out examples only once."""
+    rows = [{"tokens": ["a", "b"], "tags": ["X", "O"]}] * 30
+    path = tmp_path / "train.jsonl"
+    good = "".join(f"{json.dumps(row)}\n" for row in rows)
+    path.write_text(f"{{\n{good}[1]\n")
+    config = make_config().replace(
+        data={"train": str(path), "on_bad_line": "skip", "hold_out": 5}, train={"steps": 1}
+    )
+    progress = MagicMock(wraps=QuietProgress())
+    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", progress)
+    skipped = "2 bad lines (train.jsonl 1, train.jsonl 32)"
+    assert [each.args[0] for each in progress.note.call_args_list] == [
+        f"training sentences: skipped {skipped}"
+    ]
+    builder = non_translation_run_builder.TaskBuilder(
+        config, prepared, device=torch.device("cpu"), progress=progress
+    )
+    assert builder.data_rows()["skipped sentences"] == skipped
+
+    valid = tmp_path / "valid.jsonl"
+    valid.write_text(f"{good}oops\n")
+    config = config.replace(data={"valid": str(valid)})
+    progress = MagicMock(wraps=QuietProgress())
+    non_translation_run_builder.prepare_task(config, tmp_path / "again", progress)
+    assert progress.note.call_args.args == (
+        "validation sentences: skipped 1 bad line (valid.jsonl 31)",
+    )

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from dragoman.attention.absolute_positions import LearnedPositions
+from dragoman.attention.relative_positions import ShawRelativeKeys
 from dragoman.config import Config, TrainConfig
 from dragoman.errors import CorruptError
+from dragoman.layers.classifier_word_embedding import WordEmbedding
+from dragoman.layers.crf_and_token_softmax import LinearChainCRF
+from dragoman.layers.rnn import GRU, SRU
+from dragoman.layers.text_cnn import OneHotFilterBank
 from dragoman.models.factory import build_model
 from dragoman.training import optimizer as optimizers
 from dragoman.training.optimizer_and_schedule_catalogue import OPTIMIZERS
@@ -208,6 +214,27 @@ def test_muon_leaves_matrices_of_one_row_or_column_to_adamw() -> None:
     muon, *others = optimizer.param_groups
     assert [tuple(parameter.shape) for parameter in muon["params"]] == [(2, 4)]
     assert sum(len(group["params"]) for group in others) == 5
+
+
+def test_muon_leaves_tables_that_are_looked_up_to_adamw() -> None:
+    """Most rows of a table have no gradient, and orthogonalizing would change the others alike."""
+    tables = {
+        "positions": LearnedPositions(width=4, max_positions=6),
+        "distances": ShawRelativeKeys(4, max_distance=2),
+        "words": WordEmbedding(9, 4, widths=[4]),
+        "filters": OneHotFilterBank(9, widths=[2], filters=3),
+        "tags": LinearChainCRF(3),
+    }
+    matrices = {"gru": GRU(4, 4), "sru": SRU(4, 4), "linear": nn.Linear(4, 4)}
+    model = nn.ModuleDict({**tables, **matrices})
+    optimizer = OPTIMIZERS.load("muon")(model, TrainConfig(optimizer="muon"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert sorted(names[id(each)] for each in optimizer.param_groups[0]["params"]) == [
+        "gru.module.weight_hh_l0",
+        "gru.module.weight_ih_l0",
+        "linear.weight",
+        "sru.weight_l0",
+    ]
 
 
 def test_optimizers_of_whole_matrices_are_not_sharded() -> None:
