@@ -7,7 +7,7 @@ import { clamp, fillGroup, formatLogprob, hasModifier, revealRange, sentence } f
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
 import { scrollRegion } from './table.js';
-import { quoted } from './text.js';
+import { quoted, shortened } from './text.js';
 
 const beamText = addTexts('beam', {
   title: ['Beam search', '束搜索'],
@@ -514,7 +514,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const said = (text) => quoted(text, ex.target.lang);
     setChildren(answer, sentence('beam.runner', {
       ...beamScores(best, other),
-      other: said(other.text),
+      other: said(shortened(other.text)),
       step: at + 1,
       ours: said(beam.label(ours)),
       theirs: said(beam.label(theirs)),

@@ -23,6 +23,7 @@ export function paintLater(paint) {
       }
     });
   }
+  drawQueue.delete(paint); // at the end, even if it waits already or has just run: what comes before may change its layout
   drawQueue.add(paint);
 }
 

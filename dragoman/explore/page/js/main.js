@@ -219,8 +219,10 @@ async function mainLoad() {
   if (!digest) return null;
   return api.load(digest).catch((error) => {
     // A link to an explanation that the server no longer keeps: show its current one.
-    if (!session.explanation || session.explanation === digest) throw error;
-    return api.load(session.explanation);
+    if (session.explanation === digest) throw error;
+    if (session.explanation) return api.load(session.explanation);
+    mainShowError(error);
+    return null;
   });
 }
 

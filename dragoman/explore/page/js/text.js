@@ -66,7 +66,13 @@ export function renderText(side, prefix) {
 }
 
 // A short piece of text of unknown direction inside a sentence of ours.
-export const quoted = (text, lang = null) => make('bdi.quoted', { lang }, text);
+export const quoted = (text, lang = null) => make('span.quoted', make('bdi', { lang }, text));
+
+// The beginning of a long text.
+export function shortened(text) {
+  const clusters = Array.from(new Intl.Segmenter().segment(text), (each) => each.segment);
+  return clusters.length > 120 ? `${clusters.slice(0, 100).join('')}…` : text;
+}
 
 // A sentence with elements in it: fill("{a} was read from {b}", {a: node, b: node}).
 export function fill(sentence, parts) {
