@@ -633,3 +633,21 @@ def test_an_address_that_the_server_has_forgotten_still_opens_the_page(show):
     page, _, _ = show(None, f"t=1&e={'ab' * 32}")
     assert page.is_visible("#page-error")
     assert page.is_visible("#ask-text")
+
+
+def test_the_page_says_that_it_is_working_and_takes_no_second_request(show):
+    explanation = make_explanation()
+    page, server, problems = show(explanation, "", {"explain": lambda _: make_explanation(seed=4)})
+    waiting: list[Any] = []
+    page.route("**/api/explain", lambda route: waiting.append(route))
+    page.fill("#ask-text", "Another sentence.")
+    button = page.locator("#panel-ask").get_by_role("button", name="Translate")
+    button.click()
+    working = "() => getComputedStyle(document.body, '::after').content"
+    wait_until(page, f"() => ({working})().includes('Working')")
+    button.click()
+    page.wait_for_timeout(100)
+    assert len(waiting) == 1
+    server.handle(waiting[0])
+    wait_until(page, f"() => ({working})() === 'none'")
+    assert problems == []

@@ -161,7 +161,7 @@ export function beamScores(best, other) {
   return { best: formatScore(best[key]), score: formatScore(other[key]) };
 }
 
-export function mountBeam(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
+export function mountBeam(body, { store, api, current, onExplanation, announce, wait, replace, visit, fail }) {
   const answer = make('p.answer');
   const shapes = make('div.segments');
   const note = make('p.quiet');
@@ -563,9 +563,8 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   // Translate again with the tokens up to a node forced.
   async function resume(ids) {
     const { beam: width, length_penalty: penalty } = ex.request;
-    announce(translate('page.loading'));
     try {
-      const next = await api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids });
+      const next = await wait(api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids }));
       store.set({ node: null });
       replace(next);
       visit('strip');

@@ -151,7 +151,7 @@ export function compareTexts(before, after) {
   ];
 }
 
-export function mountStrip(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
+export function mountStrip(body, { store, api, current, onExplanation, announce, wait, replace, visit, fail }) {
   const texts = make('div.texts', { 'data-widget': 'strip' });
   const clock = make('div.clock.row');
   const detail = make('div.detail');
@@ -367,15 +367,11 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     const before = ex;
     if (id === ex.steps[t].id) return;
     if (api) {
-      detail.ariaBusy = true;
-      announce(translate('page.loading'));
       try {
-        comparison = { before, after: await api.branch(t, id) };
+        comparison = { before, after: await wait(api.branch(t, id)) };
       } catch (error) {
         fail(error);
         return;
-      } finally {
-        detail.ariaBusy = null;
       }
       replace(comparison.after);
       focusTarget(t);
