@@ -33,7 +33,7 @@ LIMITS = {  # milliseconds, and megabytes for the heap
     "grid, all heads": 120,
     "grid, 48 heads of 128 x 128": 100,
     "selection, p95": 40,
-    "interactive, beam of 10000": 800,
+    "interactive, beam of 10000": 300,
     "heap": 80,
 }
 READY = """

@@ -155,13 +155,15 @@ def explore(
         )
         if stored is not None:
             session.open(stored)
-        elif chosen is not None:
-            request = ExplainRequest(text=chosen, beam=beam, length_penalty=length_penalty)
+        elif chosen is not None or session.examples:  # a page without a text shows nothing
+            text = session.examples[0] if chosen is None else chosen
+            request = ExplainRequest(text=text, beam=beam, length_penalty=length_penalty)
             try:
                 session.first = session.explain(request)
             except RequestError as error:
-                session.close()
-                raise ConfigError([error.sentence.rstrip(".")]) from error
+                if chosen is not None:
+                    session.close()
+                    raise ConfigError([error.sentence.rstrip(".")]) from error
         url = page_url(bound)
 
         def started() -> None:

@@ -77,7 +77,7 @@ def test_a_keyboard_reaches_ten_goals(browser: Any) -> None:
     keys.until("#ask-text")
     with page.expect_response("**/api/explain"):
         page.keyboard.press("Control+Enter")
-    wait_until(page, "() => !document.querySelector('#panel-ask [aria-busy=true]')")
+    wait_until(page, "() => !document.querySelector('[data-busy]')")
     assert ("explain", "The house") in [
         (path, body["text"][:9]) for path, body in server.requests if body and "text" in body
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from page_kit import open_context, open_page, wait_until
-from synthetic import make_explanation
+from synthetic import encode, make_explanation
 
 from dragoman.explore.html_export import export_html
 
@@ -395,6 +395,15 @@ def test_positions_have_their_numbers(show, explanation):
     assert problems == []
 
 
+def test_a_note_that_the_page_says_itself_is_not_repeated_in_chinese(show):
+    explanation = make_explanation()
+    note = "Sines and cosines of the position are added to the embeddings."
+    for text, shown in ((note, False), ("Another note.", True)):
+        explanation["positions"]["note"] = text
+        page, _, _ = show(explanation, "lang=zh")
+        assert (text in page.locator("#panel-positions").inner_text()) == shown
+
+
 def test_missing_parts_are_reported(show):
     missing = {
         "heads": "This model has no attention heads.",
@@ -532,7 +541,7 @@ def test_attention_that_disagrees_with_attribution_is_named(show):
     note = page.locator("#panel-strip .reading").get_by_text("Attention disagrees")
     assert note.count() == (0 if start <= strongest < end else 1)
     if note.count():
-        assert f"{100 * max(sums):.0f} %" in note.inner_text()
+        assert f"{100 * max(sums):.0f}\u00a0%" in note.inner_text()
     assert problems == []
 
 
@@ -557,4 +566,88 @@ def test_a_pair_has_its_second_text_and_its_classes(show):
         ["neutral", "0.12"],
         ["entailment", "0.10"],
     ]
+    assert problems == []
+
+
+def test_the_map_of_another_explanation_has_its_own_layout(show):
+    """A sentence that is explained while a selection is drawn: the map follows the sentence."""
+    longer = make_explanation(source_length=24, target_length=20, seed=5)
+    page, _, problems = show(
+        make_explanation(source_length=5, target_length=4),
+        "h=x0.0&t=1&s=2",
+        {"explain": lambda _: longer},
+    )
+    page.fill("#ask-text", "Another sentence.")
+    with page.expect_response("**/api/explain"):
+        page.locator("#panel-ask").get_by_role("button", name="Translate").click()
+    wait_until(
+        page, "() => document.querySelector('.matrix').getAttribute('aria-rowcount') === '20'"
+    )
+    drawn = "document.querySelector('#panel-head .matrix-canvas').toDataURL()"
+    before = page.evaluate(drawn)
+    page.evaluate(
+        "document.querySelector('.matrix').dispatchEvent(new Event('scroll'))"
+    )  # draws it again
+    assert page.evaluate(drawn) == before
+    assert problems == []
+
+
+def test_the_map_scrolls_to_the_selected_token(show):
+    page, _, problems = show(
+        make_explanation(source_length=40, target_length=120), "h=x0.0&t=1&s=2"
+    )
+    matrix = page.locator("#panel-head .matrix")
+    top = "(each) => each.scrollTop"
+    assert matrix.evaluate(top) == 0
+    page.click("#target-110")
+    wait_until(page, "() => document.querySelector('.matrix').scrollTop > 100")
+    matrix.evaluate("(each) => { each.scrollTop = 0; }")
+    page.wait_for_timeout(100)
+    assert matrix.evaluate(top) == 0  # a person may scroll away
+    assert problems == []
+
+
+def test_a_word_of_bytes_is_named_by_its_letters(show):
+    explanation = make_explanation(source="Das \u7684 Haus.", target="The house.")
+    tokens = explanation["source"]["tokens"]
+    at = next(i for i, token in enumerate(tokens) if "\u7684" in token["text"])
+    tokens[at]["text"] = "<0xE7>"
+    weights = np.zeros(explanation["tensors"]["ixg.s"]["shape"], dtype=np.float32)
+    weights[:, at] = 1
+    explanation["tensors"]["ixg.s"] = encode(weights, "u8")
+    page, _, problems = show(explanation, "t=1")
+    assert "mostly from \u7684" in page.inner_text("#panel-strip .reading")
+    assert problems == []
+
+
+def test_a_long_hypothesis_is_shortened_where_it_is_named(show):
+    explanation = make_explanation(source_length=6, target_length=6)
+    for entry in explanation["nbest"]:
+        entry["text"] = "word " * 80
+    page, _, problems = show(explanation, "v=beam")
+    assert len(page.inner_text("#panel-beam > .panel-body > .answer")) < 300
+    assert problems == []
+
+
+def test_an_address_that_the_server_has_forgotten_still_opens_the_page(show):
+    page, _, _ = show(None, f"t=1&e={'ab' * 32}")
+    assert page.is_visible("#page-error")
+    assert page.is_visible("#ask-text")
+
+
+def test_the_page_says_that_it_is_working_and_takes_no_second_request(show):
+    explanation = make_explanation()
+    page, server, problems = show(explanation, "", {"explain": lambda _: make_explanation(seed=4)})
+    waiting: list[Any] = []
+    page.route("**/api/explain", lambda route: waiting.append(route))
+    page.fill("#ask-text", "Another sentence.")
+    button = page.locator("#panel-ask").get_by_role("button", name="Translate")
+    button.click()
+    working = "() => getComputedStyle(document.body, '::after').content"
+    wait_until(page, f"() => ({working})().includes('Working')")
+    button.click()
+    page.wait_for_timeout(100)
+    assert len(waiting) == 1
+    server.handle(waiting[0])
+    wait_until(page, f"() => ({working})() === 'none'")
     assert problems == []

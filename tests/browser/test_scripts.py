@@ -93,6 +93,22 @@ def test_texts_are_shown_whole(browser: Any, name: str) -> None:
     context.close()
 
 
+def test_special_tokens_read_from_left_to_right_in_arabic(browser: Any) -> None:
+    text = TEXTS["arabic"][1]
+    explanation = make_explanation(source=text, target=text, languages=("ar", "ar"), layers=1)
+    context = open_context(browser)
+    page, _, _ = open_page(context, explanation)
+    styles = page.locator("#panel-strip .tok[data-label]").evaluate_all(
+        "all => all.map((each) => getComputedStyle(each, '::before')).map((style) => [style.direction, style.unicodeBidi])"
+    )
+    assert styles
+    assert {tuple(each) for each in styles} == {("ltr", "isolate")}
+    quotation = page.locator("#panel-strip .reading .quoted").first
+    assert quotation.evaluate("(each) => getComputedStyle(each).direction") == "ltr"
+    assert quotation.evaluate("(each) => getComputedStyle(each.firstChild).direction") == "rtl"
+    context.close()
+
+
 @pytest.mark.parametrize("width", [320, 768, 1280])
 def test_nothing_overflows_the_window(browser: Any, width: int) -> None:
     context = open_context(browser, width)

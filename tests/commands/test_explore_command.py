@@ -234,6 +234,14 @@ def test_a_model_is_served_until_ctrl_c(serve, bundle: Path) -> None:
     ]
 
 
+def test_without_a_text_the_page_opens_with_an_example(serve, bundle: Path) -> None:
+    served = serve(bundle, "--beam", 2)
+    session = served.read("session")
+    found = served.read(f"e/{session['explanation']}")
+    assert found["source"]["text"] == session["examples"][0]
+    assert found["request"]["beam"] == 2
+
+
 def test_a_stored_explanation_is_served_without_a_model(serve, stored: Path) -> None:
     served = serve("--json", stored)
     session = served.read("session")

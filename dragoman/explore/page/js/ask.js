@@ -1,6 +1,6 @@
 // The request: text, beam, length penalty, forced beginning, reference. In a file it is read only.
 import { make, setChildren } from './dom.js';
-import { addTexts, formatNumber, translate } from './i18n.js';
+import { addTexts, formatNumber } from './i18n.js';
 import { copyAddress, joinTexts, termList } from './parts.js';
 import { explainCommand } from './strip.js';
 import { formatFragment, fragmentText } from './url.js';
@@ -18,7 +18,7 @@ const askText = addTexts('ask', {
   penalty: ['Length penalty', '长度惩罚'],
   more: ['Force a beginning, or compare a reference', '指定开头，或比较参考译文'],
   prefix: ['Forced beginning', '指定的开头'],
-  prefixHint: ['The model must write this first; its tokens keep the probabilities that the model gave them.', '模型必须先写出它；每个词元仍显示模型给出的概率。'],
+  prefixHint: ['The model must write this first; its tokens keep the model’s own probabilities.', '模型必须先写出它；每个词元仍显示模型给出的概率。'],
   reference: ['Reference translation', '参考译文'],
   referenceHint: ['The model scores it: did the search miss it, or does the model disagree?', '由模型打分：是搜索漏掉了它，还是模型不同意？'],
   examples: ['Examples', '例句'],
@@ -30,7 +30,7 @@ const askText = addTexts('ask', {
   empty: ['Type a sentence first.', '请先输入一个句子。'],
 });
 
-export function mountAsk(body, { store, api, session, onExplanation, announce, replace }) {
+export function mountAsk(body, { store, api, session, onExplanation, announce, wait, replace }) {
   if (!api) {
     onExplanation(showRecord);
     return;
@@ -45,7 +45,6 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
   };
   const { text, beam, penalty, prefix, reference } = inputs;
   const problem = make('p.problem', { id: 'ask-problem', role: 'alert', hidden: true });
-  let button = null;
   text.value = fragmentText(location.hash);
   text.addEventListener('keydown', (event) => {
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) submit();
@@ -74,14 +73,13 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
       event.preventDefault();
       submit();
     };
-    button = make('button.primary', { type: 'submit' }, askText('submit'));
     setChildren(body, make('form.ask', { novalidate: true, onsubmit },
       field('text'),
       searches && make('div.pair', field('beam'), field('penalty')),
       searches && make('details.more', { open: Boolean(prefix.value || reference.value) },
         make('summary', askText('more')), field('prefix', true), field('reference', true)),
       problem,
-      make('div.row', button, make('button.plain', { onclick: copyLink }, askText('link'))),
+      make('div.row', make('button.primary', { type: 'submit' }, askText('submit')), make('button.plain', { onclick: copyLink }, askText('link'))),
       session.examples?.length > 0 && make('div.examples',
         make('h3', askText('examples')), make('ul', session.examples.map(example)))));
   }
@@ -113,12 +111,8 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
     problem.hidden = !words;
   }
 
-  function setBusy(busy) {
-    button.ariaDisabled = busy;
-    body.ariaBusy = busy;
-  }
-
   async function submit() {
+    if (document.body.dataset.busy) return;
     if (!text.value.trim()) {
       showProblem(askText('empty'));
       text.focus();
@@ -129,17 +123,14 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, r
     if (penalty.value) request.length_penalty = Number(penalty.value);
     for (const key of ['prefix', 'reference']) if (inputs[key].value.trim()) request[key] = inputs[key].value;
     showProblem('');
-    setBusy(true);
-    announce(translate('page.loading'));
     try {
-      const ex = await api.explain(request);
+      const ex = await wait(api.explain(request));
       store.set({ step: null, src: null, node: null, zoom: null });
       replace(ex);
       announce(askText('done', { text: ex.target.text }));
     } catch (error) {
       showProblem(error.message);
     }
-    setBusy(null);
   }
 
   function copyLink() {

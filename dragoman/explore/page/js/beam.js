@@ -7,7 +7,7 @@ import { clamp, fillGroup, formatLogprob, hasModifier, revealRange, sentence } f
 import { onTheme, themeColor } from './theme.js';
 import { explainCommand, shellQuote } from './strip.js';
 import { scrollRegion } from './table.js';
-import { quoted } from './text.js';
+import { quoted, shortened } from './text.js';
 
 const beamText = addTexts('beam', {
   title: ['Beam search', '束搜索'],
@@ -161,7 +161,7 @@ export function beamScores(best, other) {
   return { best: formatScore(best[key]), score: formatScore(other[key]) };
 }
 
-export function mountBeam(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
+export function mountBeam(body, { store, api, current, onExplanation, announce, wait, replace, visit, fail }) {
   const answer = make('p.answer');
   const shapes = make('div.segments');
   const note = make('p.quiet');
@@ -514,7 +514,7 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
     const said = (text) => quoted(text, ex.target.lang);
     setChildren(answer, sentence('beam.runner', {
       ...beamScores(best, other),
-      other: said(other.text),
+      other: said(shortened(other.text)),
       step: at + 1,
       ours: said(beam.label(ours)),
       theirs: said(beam.label(theirs)),
@@ -563,9 +563,8 @@ export function mountBeam(body, { store, api, current, onExplanation, announce, 
   // Translate again with the tokens up to a node forced.
   async function resume(ids) {
     const { beam: width, length_penalty: penalty } = ex.request;
-    announce(translate('page.loading'));
     try {
-      const next = await api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids });
+      const next = await wait(api.explain({ text: ex.source.text, beam: width, length_penalty: penalty, prefix_ids: ids }));
       store.set({ node: null });
       replace(next);
       visit('strip');

@@ -1,6 +1,7 @@
 // Drawing on canvas: matrices by a table of 256 colours, and line charts. Canvases are hidden from
 // assistive technology; table.js has the same numbers.
 import { clamp } from './parts.js';
+import { graphemes } from './text.js';
 import { onTheme, themeColor } from './theme.js';
 
 const DRAW_ANGLE = (-52 * Math.PI) / 180;
@@ -23,6 +24,7 @@ export function paintLater(paint) {
       }
     });
   }
+  drawQueue.delete(paint); // at the end, even if it waits already or has just run: what comes before may change its layout
   drawQueue.add(paint);
 }
 
@@ -120,7 +122,7 @@ export function matrixLayout(canvas, rowLabels, colLabels, width) {
 
 function drawShortened(context, text, most) {
   if (context.measureText(text).width <= most + 1) return text;
-  const clusters = Array.from(new Intl.Segmenter().segment(text), (each) => each.segment);
+  const clusters = graphemes(text);
   const shown = () => `${clusters.join('')}…`;
   while (clusters.length > 1 && context.measureText(shown()).width > most) clusters.pop();
   return shown();

@@ -205,6 +205,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   let extra = null;
   let cursor = [0, -1];
   let effectKey = '';
+  let revealed = '';
 
   const rowValues = (row) => region.values.subarray(row * region.cols.size, (row + 1) * region.cols.size);
   const valueAt = (row, col) => rowValues(row)[col];
@@ -234,9 +235,6 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     });
     store.set(patch, { push });
     showPosition();
-    const { left, top, cell } = layout;
-    revealRange(matrix, 'scrollLeft', 'clientWidth', col * cell, left + (col + 1) * cell + 4);
-    revealRange(matrix, 'scrollTop', 'clientHeight', row * cell, top + (row + 1) * cell + 4);
     announce(cellText(row, col));
   }
 
@@ -250,6 +248,14 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     if (!region || !layout || !width) return;
     const { rows, cols, segments, path, isPooled } = region;
     const [row, col] = position();
+    // A new position comes into view; from there the person may scroll away.
+    const { left, top, cell } = layout;
+    const place = [region.key, row, col].join();
+    if (row >= 0 && place !== revealed) {
+      revealed = place;
+      revealRange(matrix, 'scrollLeft', 'clientWidth', col * cell, left + (col + 1) * cell + 4);
+      revealRange(matrix, 'scrollTop', 'clientHeight', row * cell, top + (row + 1) * cell + 4);
+    }
     drawMatrix(canvas, {
       layout, image, row, col, path,
       rowLabels: rows.names, colLabels: cols.names, pooled: isPooled,

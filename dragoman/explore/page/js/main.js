@@ -1,7 +1,7 @@
 // Start the page: load the explanation, mount the panels, keep selection, address and panels together.
 //
 // A panel is `mount<Name>(element, context)`: element is the section's .panel-body, context is
-//   {store, api, current() -> ex, onExplanation(fn), announce(text), replace(ex), visit(view), fail(error), session}.
+//   {store, api, current() -> ex, onExplanation(fn), announce(text), wait(promise), replace(ex), visit(view), fail(error), session}.
 // A function given to onExplanation runs with every new explanation and again when the language changes,
 // so strings made there are always in the page's language. A panel that the explanation's `missing`
 // names is hidden behind that sentence; its listeners still run and must bear absent data.
@@ -56,6 +56,18 @@ function mainAnnounce(text) {
   mainTimer = setTimeout(() => {
     mainElement('live').textContent = text;
   }, 300);
+}
+
+// What a call answers; while it runs the page says so.
+async function mainWait(answer) {
+  const { dataset } = document.body;
+  dataset.busy = translate('page.loading');
+  mainAnnounce(dataset.busy);
+  try {
+    return await answer;
+  } finally {
+    delete dataset.busy;
+  }
 }
 
 function mainShowError(error) {
@@ -203,6 +215,7 @@ const mainContext = {
     if (mainExplanation) listener(mainExplanation);
   },
   announce: mainAnnounce,
+  wait: mainWait,
   replace: mainReplace,
   visit: mainVisit,
   fail: mainShowError,
@@ -219,8 +232,10 @@ async function mainLoad() {
   if (!digest) return null;
   return api.load(digest).catch((error) => {
     // A link to an explanation that the server no longer keeps: show its current one.
-    if (!session.explanation || session.explanation === digest) throw error;
-    return api.load(session.explanation);
+    if (session.explanation === digest) throw error;
+    if (session.explanation) return api.load(session.explanation);
+    mainShowError(error);
+    return null;
   });
 }
 

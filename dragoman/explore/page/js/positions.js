@@ -2,7 +2,7 @@
 import { make, setChildren } from './dom.js';
 import { cellImage, drawChart, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
 import { groupTitle } from './grid.js';
-import { addTexts, formatNumber, translate } from './i18n.js';
+import { addTexts, formatNumber, isEnglish, translate } from './i18n.js';
 import { clamp, joinTexts, makeChart } from './parts.js';
 import { headName } from './state.js';
 import { dataTable, matrixTable, tableToggle } from './table.js';
@@ -141,7 +141,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
     heads = ex.heads.filter((head) => typeof head.distance === 'number');
     const lead = positionsText(`kind.${positions.kind}`);
     const note = joinTexts([
-      positions.note !== lead && positions.note,
+      !isEnglish(`positions.kind.${positions.kind}`, positions.note) && positions.note,
       positions.reach > 0 && positionsText('reach', { reach: positions.reach }),
     ], ' ');
     setChildren(root, make('p.lead', lead), make('p.quiet', { hidden: !note }, note), make('div.halves',

@@ -66,7 +66,7 @@ const stripText = addTexts('strip', {
   same: ['The model’s translation is your reference.', '模型的译文就是你的参考译文。'],
 });
 
-export const formatPart = (value) => `${value > 0 && value < 0.01 ? '<1' : Math.round(100 * value)} %`;
+export const formatPart = (value) => `${value > 0 && value < 0.01 ? '<1' : Math.round(100 * value)}\u00a0%`;
 
 // Near zero, two digits would hide what a sure token costs.
 const stripLog = (value) => formatNumber(value, Math.abs(value) < 0.1 ? 3 : 2);
@@ -91,8 +91,9 @@ function stripLanguage(code) {
 
 // The word that a token is part of, unless it is too long for a sentence.
 function stripWord(side, index) {
-  const range = side.words.find(([from, to]) => from <= index && index < to);
-  const word = range ? side.tokens.slice(...range).map((token) => token.text).join('').trim() : '';
+  const range = side.words.find(([from, to]) => from <= index && index < to) ?? [0, 0];
+  const spans = side.tokens.slice(...range).flatMap(({ span }) => span);
+  const word = [...side.text].slice(spans[0] ?? 0, spans.at(-1) ?? 0).join('').trim();
   return quoted(word && word.length <= 40 ? word : tokenLabel(side.tokens[index]), side.lang);
 }
 
@@ -150,7 +151,7 @@ export function compareTexts(before, after) {
   ];
 }
 
-export function mountStrip(body, { store, api, current, onExplanation, announce, replace, visit, fail }) {
+export function mountStrip(body, { store, api, current, onExplanation, announce, wait, replace, visit, fail }) {
   const texts = make('div.texts', { 'data-widget': 'strip' });
   const clock = make('div.clock.row');
   const detail = make('div.detail');
@@ -366,15 +367,11 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     const before = ex;
     if (id === ex.steps[t].id) return;
     if (api) {
-      detail.ariaBusy = true;
-      announce(translate('page.loading'));
       try {
-        comparison = { before, after: await api.branch(t, id) };
+        comparison = { before, after: await wait(api.branch(t, id)) };
       } catch (error) {
         fail(error);
         return;
-      } finally {
-        detail.ariaBusy = null;
       }
       replace(comparison.after);
       focusTarget(t);

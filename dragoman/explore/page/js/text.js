@@ -1,19 +1,16 @@
 // Running text whose tokens can be selected: never chips, so Arabic joins, Chinese flows and marks stay on their letters.
 import { make, setAttributes } from './dom.js';
 
+// UTF-16 offsets of all code points, and the length.
 function textOffsets(text) {
-  const offsets = [];
-  for (let at = 0; at < text.length; at += text.codePointAt(at) > 0xffff ? 2 : 1) offsets.push(at);
-  offsets.push(text.length);
-  return offsets;
+  let end = 0;
+  return [0, ...Array.from(text, (character) => (end += character.length))];
 }
 
 // The next border between graphemes at or after each UTF-16 offset: no cut falls inside one.
 function textBorders(text) {
   const next = new Uint32Array(text.length + 1).fill(text.length);
-  if (typeof Intl.Segmenter === 'function') {
-    for (const { index } of new Intl.Segmenter(undefined, { granularity: 'grapheme' }).segment(text)) next[index] = index;
-  } else for (const offset of textOffsets(text)) next[offset] = offset;
+  for (const { index } of new Intl.Segmenter().segment(text)) next[index] = index;
   for (let i = text.length - 1; i >= 0; i--) if (next[i] === text.length && i) next[i] = Math.min(next[i + 1], text.length);
   next[0] = 0;
   return next;
@@ -66,7 +63,15 @@ export function renderText(side, prefix) {
 }
 
 // A short piece of text of unknown direction inside a sentence of ours.
-export const quoted = (text, lang = null) => make('bdi.quoted', { lang }, text);
+export const quoted = (text, lang = null) => make('span.quoted', make('bdi', { lang }, text));
+
+export const graphemes = (text) => Array.from(new Intl.Segmenter().segment(text), (each) => each.segment);
+
+// The beginning of a long text.
+export function shortened(text) {
+  const clusters = graphemes(text);
+  return clusters.length > 120 ? `${clusters.slice(0, 100).join('')}…` : text;
+}
 
 // A sentence with elements in it: fill("{a} was read from {b}", {a: node, b: node}).
 export function fill(sentence, parts) {

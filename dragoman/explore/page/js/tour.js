@@ -7,7 +7,7 @@ import { formatLogprob, panelOf, scrollToPanel, sentence } from './parts.js';
 import { headName, parseHead } from './state.js';
 import { siteAxis } from './table.js';
 import { parseFragment } from './url.js';
-import { quoted, tokenLabel } from './text.js';
+import { quoted, shortened, tokenLabel } from './text.js';
 
 const tourText = addTexts('tour', {
   title: ['Guided tour', '导览'],
@@ -144,7 +144,7 @@ function tourSteps(ex, effects, served) {
     if (!width) return skip('beam', missing.beam);
     const [best, other] = buildBeam(ex).finished();
     if (!other) return show('beam', {}, width === 1 ? '3.one' : '3.alone', { width });
-    return show('beam', { node: other.leaf }, '3.text', { width, other: quoted(other.text, target.lang), ...beamScores(best, other) });
+    return show('beam', { node: other.leaf }, '3.text', { width, other: quoted(shortened(other.text), target.lang), ...beamScores(best, other) });
   }
 
   const readings = align ? content.flatMap((t) => {
