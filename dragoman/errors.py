@@ -180,7 +180,11 @@ def suggest_names(name: str, names: Iterable[str]) -> str:
         return bool(written) and written in known.lower(), ratio
 
     ranked = sorted(names, key=similarity, reverse=True)[:3]
-    near = [each for each in ranked if max(similarity(each)) >= _MIN_SIMILARITY]
+    return suggest_any([each for each in ranked if max(similarity(each)) >= _MIN_SIMILARITY])
+
+
+def suggest_any(near: Sequence[str]) -> str:
+    """Return a suggestion of these names, or "" if there are none."""
     if not near:
         return ""
     return f"did you mean {' or '.join([', '.join(near[:-1]), near[-1]][len(near) < 2 :])}?"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.errors import ConfigError, suggest_name, suggest_names
+from dragoman.errors import ConfigError, suggest_any, suggest_name, suggest_names
 
+_WORD = re.compile(r"[^\W_]+")
 MAX_LISTED_NAMES = 20  # names that a message may list
 
 
@@ -41,11 +43,21 @@ class Registry(Mapping[str, Entry]):
                 suggest_name(name, self._entries)
                 if len(self) <= MAX_LISTED_NAMES
                 else f"{near} See `dragoman {self.kind}s`"
-                if (near := suggest_names(name, self._entries))
+                if (near := self._suggest_summary(name) or suggest_names(name, self._entries))
                 else f"see `dragoman {self.kind}s`"
             )
             raise ConfigError([f"there is no {self.kind} named {name!r}; {hint}"])
         return self._entries[name]
+
+    def _suggest_summary(self, words: str) -> str:
+        """Return a suggestion of up to three entries with all words in name or summary."""
+        wanted = set(_WORD.findall(words.lower()))
+        near = [
+            name
+            for name, each in self._entries.items()
+            if wanted and wanted <= set(_WORD.findall(f"{name} {each.summary}".lower()))
+        ][:3]
+        return suggest_any(near)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in order of registration."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import BundleError, ConfigError, CorruptError
+from dragoman.errors import BundleError, ConfigError, CorruptError, suggest_any
 from dragoman.registry import catalogue
 from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import hash_file
@@ -177,5 +177,5 @@ def _suggest_bundle(path: Path) -> str:
         if folder.is_dir():
             manifests = sorted(folder.glob(f"*/{manifest.MANIFEST_NAME}"))[:3]
             if manifests:
-                return f"did you mean {' or '.join(str(each.parent) for each in manifests)}?"
+                return suggest_any([str(each.parent) for each in manifests])
     return "check the path, or train a model first with `dragoman train`"

@@ -181,6 +181,8 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     message = _reword_value_error(message)
     context = getattr(error, "ctx", None)
+    if hint := _suggest_for_option(getattr(error, "option_name", None) or "", context):
+        message = f"No such option: {getattr(error, 'option_name', '')}; {hint}"
     typed = next(
         (
             _option_value(option, arguments)
@@ -197,6 +199,25 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
         else f"{message}{found}; {see}"
     )
     return 2
+
+
+def _suggest_for_option(option: str, context: Any) -> str:
+    """Return a suggestion for an option of another toolkit: ours, or the setting; or ""."""
+    from dragoman.config.config import find_settings
+    from dragoman.config.setting_aliases import OPTION_BY_SYNONYM
+
+    section, _, name = option.lstrip("-").replace("-", "_").rpartition(".")
+    command = getattr(context, "command", None)
+    known = {each for param in getattr(command, "params", ()) for each in param.opts}
+    settings = find_settings(name, section) if name else []
+    meant = [f"--{each.rpartition('.')[2].replace('_', '-')}" for each in settings]
+    for ours in (OPTION_BY_SYNONYM.get(name, ""), *meant):
+        if ours in known - {option}:
+            return f"did you mean {ours}?"
+    if settings and getattr(context, "info_name", "") in ("train", "tune"):
+        first = settings[0].partition(" or ")[0]
+        return f"it is a setting: --set {first}=VALUE"
+    return ""
 
 
 def _reword_value_error(message: str) -> str:

@@ -224,6 +224,13 @@ def _check_labeled(
 
     if task not in READERS:
         found = f"--task {task!r:.40}" + (f" and {files[0]}" if files else "")
+        if task == "translate":
+            raise ConfigError(
+                [
+                    f"a parallel corpus must be named by options; found {' '.join(map(str, files))}"
+                    "; use --pairs FILE, or --src FILE --tgt FILE, or name another --task"
+                ]
+            )
         raise ConfigError(
             [
                 "--task must be translate, with --src and --tgt, or one of "

@@ -9,7 +9,7 @@ import typer
 
 from dragoman.cli.options import JsonOption
 from dragoman.cli.terminal_output import print_json, print_table
-from dragoman.errors import ConfigError, suggest_name
+from dragoman.errors import ConfigError, suggest_name, suggest_names
 
 if TYPE_CHECKING:
     from dragoman.config import Config
@@ -36,14 +36,32 @@ def settings(
         row for row in rows if not path or row.path == path or row.path.startswith(f"{path}.")
     ]
     if not chosen:
-        sections = {row.path.partition(".")[0] for row in rows}
-        close = difflib.get_close_matches(path, [*(row.path for row in rows), *sections], n=1)
-        hint = f"did you mean {close[0]}?" if close else suggest_name(path, sections)
+        hint = _suggest_path(path, [row.path for row in rows])
         raise ConfigError([f"there is no setting or section {path!r}; {hint}"])
     if json:
         print_json([row._asdict() for row in chosen])
     else:
         print_table(["setting", "default", "values", "meaning"], chosen)
+
+
+def _suggest_path(path: str, paths: list[str]) -> str:
+    """Return a suggestion for an unknown setting or section.
+
+    It is the setting that other toolkits call so, settings whose names contain the word, or the
+    nearest spelling.
+    """
+    from dragoman.config.config import find_settings
+
+    section, _, name = path.rpartition(".")
+    sections = {each.partition(".")[0] for each in paths}
+    plain = name.lower().replace("-", "_")
+    if meant := find_settings(plain, section):
+        return f"did you mean {' or '.join(meant)}?"
+    holding = [each for each in paths if plain and plain in each.partition(".")[2]]
+    if holding and not section:
+        return suggest_names(plain, holding)
+    close = difflib.get_close_matches(path, [*paths, *sections], n=1)
+    return f"did you mean {close[0]}?" if close else suggest_name(path, sections)
 
 
 def list_all_settings() -> list[SettingRow]:

@@ -14,6 +14,7 @@ from typing import Any
 from dragoman.errors import escape_json_controls, escape_unprintable
 
 PIPE_WIDTH = 200  # columns of a table written to a file or a pipe
+_UNLIMITED = 100_000  # columns
 _WARNING = "warning:"
 
 
@@ -82,6 +83,10 @@ def print_table(
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     if title:
         console.print(Text(escape_unprintable(title), style="bold"), soft_wrap=True)
+    if not any(" " in cell for cell in drawn.columns[-1].cells):  # signatures: copied as a whole
+        drawn.columns[-1].no_wrap = True
+        needed = console.measure(drawn, options=console.options.update(max_width=_UNLIMITED))
+        console.width = max(console.width, needed.minimum)
     console.print(drawn)
 
 

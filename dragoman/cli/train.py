@@ -353,9 +353,10 @@ def _finetune_settings(
         )
     if output_dir.has_run:
         return read_config(file=file, overrides=overrides, base=output_dir.request())
-    from dragoman.runs.finetune import finetune_config
+    from dragoman.runs.finetune import finetune_config, name_file_languages
 
-    return read_config(file=file, overrides=overrides, base=finetune_config(config.train.init_from))
+    base = name_file_languages(finetune_config(config.train.init_from), config.data)
+    return read_config(file=file, overrides=overrides, base=base)
 
 
 def check_corpus_files(config: Config | None) -> None:

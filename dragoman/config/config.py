@@ -517,6 +517,19 @@ def suggest_setting(name: str, known: Iterable[str], section: str = "") -> str:
     plain = name.strip().lower().replace("-", "_")
     if new := RENAMED_SETTINGS.get(f"{section}.{plain}"):
         return f"it is now {section}.{new}"
-    owners = [f"{owner}.{plain}" for owner in SECTIONS if plain in Config.setting_names(owner)]
-    meant = owners or ([SETTING_BY_SYNONYM[plain]] if plain in SETTING_BY_SYNONYM else [])
-    return f"did you mean {' or '.join(meant)}?" if meant else suggest_name(name, known)
+    if found := find_settings(plain, section):
+        return f"did you mean {' or '.join(found)}?"
+    dot = f"{section}." if section else ""
+    return suggest_name(f"{dot}{name}", [f"{dot}{each}" for each in known])
+
+
+def find_settings(name: str, section: str = "") -> list[str]:
+    """Return the paths of the settings of this name, in any section, or what a synonym stands for.
+
+    A synonym of another toolkit counts first if its setting is in the given section.
+    """
+    synonym = SETTING_BY_SYNONYM.get(name, "")
+    if synonym and synonym.partition(".")[0] == section:
+        return [synonym]
+    found = [f"{owner}.{name}" for owner in SECTIONS if name in Config.setting_names(owner)]
+    return found + [synonym] * bool(synonym and not (found and section))

@@ -18,7 +18,14 @@ from typing import Any
 
 import yaml
 
-from dragoman.config.config import SECTIONS, TASK_STACKS, TRANSLATE, Config, suggest_setting
+from dragoman.config.config import (
+    SECTIONS,
+    TASK_STACKS,
+    TRANSLATE,
+    Config,
+    find_settings,
+    suggest_setting,
+)
 from dragoman.config.setting_aliases import rename_old_settings
 from dragoman.config.setting_declaration import Field, Paths, convert_value, list_settings
 from dragoman.errors import ConfigError, suggest_name
@@ -342,9 +349,9 @@ def _parse_overrides(overrides: Iterable[str], problems: list[str]) -> dict[str,
         path, equals, value = text.partition("=")
         section, dot, name = path.strip().partition(".")
         if not equals or not dot or not name:
-            problems.append(
-                f"--set needs section.name=value; found {text!r}; for example --set model.width=256"
-            )
+            meant = find_settings(path.strip().lower().replace("-", "_"))
+            hint = f"did you mean {' or '.join(meant)}?" if meant else "for example model.width=256"
+            problems.append(f"--set needs section.name=value; found {text!r}; {hint}")
             continue
         try:
             parsed = load_yaml(value)

@@ -84,7 +84,7 @@ SETTING_SYNONYMS = {
         "accum accumulation gradient_accumulation_steps update_freq accum_count grad_accum "
         "accumulate"
     ),
-    "train.epochs": "epoch num_epochs max_epochs num_train_epochs",
+    "train.epochs": "epoch num_epochs max_epoch max_epochs num_train_epochs",
     "train.steps": "max_steps max_update max_updates updates num_steps iterations",
     "train.warmup_steps": "warmup_updates warm_up num_warmup_steps warmup",
     "train.schedule": "scheduler lr_scheduler lr_scheduler_type decay_method",
@@ -95,40 +95,48 @@ SETTING_SYNONYMS = {
     "train.label_smoothing": "smoothing label_smoothing_factor",
     "train.precision": "dtype fp16 bf16 amp mixed_precision",
     "train.checkpoint_every": (
-        "save_every save_steps save_interval save_checkpoint_steps checkpoint_interval"
+        "save_every save_steps save_interval save_interval_updates save_checkpoint_steps "
+        "checkpoint_interval"
     ),
     "train.validate_every": (
-        "eval_every eval_steps valid_steps validate_interval validation_interval valid_freq"
+        "eval_every eval_steps valid_steps validate_interval validate_interval_updates "
+        "validation_interval valid_freq"
     ),
     "train.patience": "early_stopping early_stopping_patience",
     "train.threads": "num_threads workers num_workers",
     "train.average_checkpoints": "checkpoint_averaging",
     "model.width": (
         "d_model hidden_size dim model_dim embed_dim hidden hidden_dim rnn_size model_size "
-        "word_vec_size emb_dim embedding_size"
+        "word_vec_size emb_dim embedding_size encoder_embed_dim decoder_embed_dim"
     ),
     "model.encoder or model.decoder": (
         "num_layers layers n_layers depth encoder_layers decoder_layers enc_layers dec_layers"
     ),
     "model.heads": (
-        "num_heads nhead n_heads attention_heads num_attention_heads encoder_attention_heads"
+        "num_heads nhead n_heads attention_heads num_attention_heads encoder_attention_heads "
+        "decoder_attention_heads"
     ),
     "model.ffn_width": (
         "ffn ffn_dim ff_dim d_ff dim_feedforward ff_size transformer_ff intermediate_size "
-        "ffn_embed_dim feedforward ffn_size"
+        "ffn_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim feedforward ffn_size"
     ),
+    "model.residual": "norm_first encoder_normalize_before decoder_normalize_before",
     "model.activation": "activation_fn activation_function nonlinearity",
     "model.attention_dropout": "attn_dropout attention_probs_dropout_prob",
     "model.dropout": "dropout_rate hidden_dropout hidden_dropout_prob p_dropout",
     "model.tie_embeddings": (
-        "tie_weights tie_word_embeddings share_embeddings share_all_embeddings tie"
+        "tie_weights tie_word_embeddings share_embeddings share_all_embeddings "
+        "share_decoder_input_output_embed tie"
     ),
-    "model.positions": "position_encoding positional_encoding pos_emb position_embedding_type",
+    "model.positions": (
+        "position_encoding positional_encoding pos_emb position_embedding_type encoder_learned_pos"
+    ),
     "text.vocab_size": "vocab vocabulary_size num_merges bpe_merges bpe_size vocabulary",
     "text.tokenizer": "tokenization model_type subword",
     "text.shared_vocab": "joint_vocab joined_dictionary share_vocab joint",
     "data.max_length": (
-        "max_len max_seq_len max_sentence_length max_position_embeddings src_seq_length max_src_len"
+        "max_len max_seq_len max_sentence_length max_position_embeddings src_seq_length "
+        "max_src_len max_source_positions max_target_positions"
     ),
     "data.src": "source train_src src_path",
     "data.tgt": "target trg train_tgt tgt_path",
@@ -136,10 +144,29 @@ SETTING_SYNONYMS = {
     "decode.length_penalty": "lenpen alpha",
     "train.init_from": "pretrained finetune_from init_checkpoint pretrained_model",
     "train.ema_decay": "ema",
-    "train.keep_checkpoints": "keep keep_last save_total_limit",
+    "train.keep_checkpoints": (
+        "keep keep_last save_total_limit keep_last_epochs keep_interval_updates"
+    ),
     "train.time_budget": "budget max_time",
     "train.fsdp": "shard zero",
     "train.cuda_graphs": "replay",
+}
+# What other toolkits call an option of a command that is no setting.
+OPTION_SYNONYMS = {
+    "--recipe": "arch architecture model_name",
+    "--out": "save_dir output_dir output",
+    "--output": "out out_file",
+    "--src-lang": "source_lang source_language",
+    "--tgt-lang": "target_lang target_language",
+    "--config": "config_file config_yaml",
+    "--model": "path checkpoint checkpoint_path model_dir",
+    "--sample": "sampling",
+    "--top-k": "sampling_topk topk",
+    "--top-p": "sampling_topp topp",
+    "--precision": "fp16 bf16 dtype half",
+}
+OPTION_BY_SYNONYM = {
+    other: option for option, others in OPTION_SYNONYMS.items() for other in others.split()
 }
 SETTING_BY_SYNONYM = {
     other: path for path, others in SETTING_SYNONYMS.items() for other in others.split()

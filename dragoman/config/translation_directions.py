@@ -66,7 +66,8 @@ def file_language_problems(
         flag = prefix.replace("_", "-")
         yield (
             f"{path} must name the languages of each file pair of a multilingual model; found "
-            f"{len(languages)} for {files} file pairs; use --{flag}pair de-en FILE FILE"
+            f"{len(languages)} for {files} file pairs; use --{flag}pair de-en FILE FILE, or with "
+            "--init-from --src-lang de --tgt-lang en"
         )
     elif not problems:
         for given in parse_directions(languages):

@@ -31,6 +31,18 @@ _TGT_NAMES = (
     "translation",
     "translated",
 )
+# English names of languages, as headers of translation memories have them.
+_LANGUAGE_NAMES = {
+    "arabic": "ar", "bulgarian": "bg", "catalan": "ca", "chinese": "zh", "croatian": "hr",
+    "czech": "cs", "danish": "da", "dutch": "nl", "english": "en", "estonian": "et",
+    "finnish": "fi", "french": "fr", "german": "de", "greek": "el", "hebrew": "he", "hindi": "hi",
+    "hungarian": "hu", "icelandic": "is", "indonesian": "id", "irish": "ga", "italian": "it",
+    "japanese": "ja", "korean": "ko", "latvian": "lv", "lithuanian": "lt", "malay": "ms",
+    "norwegian": "no", "persian": "fa", "polish": "pl", "portuguese": "pt", "romanian": "ro",
+    "russian": "ru", "serbian": "sr", "slovak": "sk", "slovenian": "sl", "spanish": "es",
+    "swahili": "sw", "swedish": "sv", "thai": "th", "turkish": "tr", "ukrainian": "uk",
+    "urdu": "ur", "vietnamese": "vi",
+}  # fmt: skip
 
 
 class TableRow(NamedTuple):
@@ -241,7 +253,9 @@ def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairCo
         )
     numbers = [_column_index(path, field, width) for field in (wanted.src_field, wanted.tgt_field)]
     names = [value.strip() for value in first.values]
-    header = _looks_like_header(names, wanted)
+    header = _looks_like_header(names, wanted) or (
+        _are_languages(names) and bool(wanted.src_lang or wanted.tgt_lang)
+    )
     if numbers[0] is not None and numbers[0] == numbers[1]:
         raise DataError(
             f"the source's and the target's column of {path} must be two",
@@ -253,7 +267,7 @@ def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairCo
     if not header and not wanted.src_field and not wanted.tgt_field:
         if width > 2:
             _warn_first_two_columns(path, width)
-        return PairColumns(0, 1, _are_language_codes(names), width)
+        return PairColumns(0, 1, _are_languages(names), width)
     src, tgt = _find_columns_by_name(path, names, wanted)
     return PairColumns(src, tgt, True, width)
 
@@ -291,18 +305,26 @@ def _looks_like_header(names: list[str], wanted: ColumnSelection) -> bool:
     )
 
 
-def _are_language_codes(names: Sequence[str]) -> bool:
-    """Whether a row is two different language codes, such as de and en: a header, not a pair."""
-    codes = {parse_language(name).language for name in names}
+def _are_languages(names: Sequence[str]) -> bool:
+    """Whether a row is two different languages, as codes or in English: a header, not a pair."""
+    codes = {_language_code(name) for name in names}
     return len(names) == len(codes) == 2 and all(
         len(code) == 2 and script_of_language(code) is not None for code in codes
     )
 
 
+def _language_code(name: str) -> str:
+    """Return the language code of a code or of an English name; empty if it is neither."""
+    return _LANGUAGE_NAMES.get(name.lower()) or parse_language(name).language
+
+
 def _column_names(language: str, usual: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that a column may have, those with the language first."""
     code = language.lower()
-    return (code, f"text_{code}", f"{code}_text", f"sentence_{code}", *usual) if code else usual
+    if not code:
+        return usual
+    called = [name for name, each in _LANGUAGE_NAMES.items() if each == parse_language(code)[0]]
+    return (code, *called, f"text_{code}", f"{code}_text", f"sentence_{code}", *usual)
 
 
 def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection) -> tuple[int, int]:
@@ -338,8 +360,9 @@ def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection)
         raise DataError(
             f"the source's and the target's column of {path} must be known",
             found=", ".join(names) or "no names",
-            fix=f"name them: --src-lang {example[0]} --tgt-lang {example[1]}"
-            if _are_language_codes(names) and not wanted.src_field
+            fix=f"name them: --src-lang {_language_code(example[0])} "
+            f"--tgt-lang {_language_code(example[1])}"
+            if _are_languages(names) and not wanted.src_field
             else f"name them: --src-field {example[0]} --tgt-field {example[1]}, in training --set "
             f"data.src_field={example[0]} --set data.tgt_field={example[1]}",
         )

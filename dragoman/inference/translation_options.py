@@ -209,6 +209,20 @@ def _prefix_problems(prefix: Any, prefix_ids: Any) -> Iterator[str]:
         )
 
 
+# What other libraries, or the command, call an option.
+_OPTION_SYNONYMS = {
+    "to": "target_language",
+    "tgt_lang": "target_language",
+    "target_lang": "target_language",
+    "from_": "source_language",
+    "src_lang": "source_language",
+    "source_lang": "source_language",
+    "lenpen": "length_penalty",
+    "do_sample": "sample",
+    "num_return_sequences": "nbest",
+}
+
+
 def parse_options(given: dict[str, Any]) -> TranslationOptions:
     """Return the options; raise ConfigError for unknown names, with the nearest known one."""
     known = list(TranslationOptions.__dataclass_fields__)
@@ -216,7 +230,8 @@ def parse_options(given: dict[str, Any]) -> TranslationOptions:
     if wrong:
         raise ConfigError(
             [
-                f"there is no option {name!r} for translating; {suggest_name(name, known)}"
+                f"there is no option {name!r} for translating; "
+                f"{suggest_name(_OPTION_SYNONYMS.get(name, name), known)}"
                 for name in wrong
             ]
         )

@@ -14,7 +14,7 @@ from dragoman.bundle import format as layout
 from dragoman.bundle.reader import read_bundle, require_task
 from dragoman.bundle.translation_bundle_loader import read_weights
 from dragoman.config import Config, to_dict
-from dragoman.config.config import TRANSLATE
+from dragoman.config.config import TRANSLATE, DataConfig, file_names
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.atomic_and_safe_file_io import sync_directory, temporary_name, write_file
 from dragoman.storage.disk_space_and_errors import os_errors_converted
@@ -92,6 +92,28 @@ def finetune_config(path: str | Path) -> Config:
     )
     unset |= {"languages": (), "valid_languages": (), "direction_temperature": 1.0}
     return config.replace(data=unset, text={"bpe_dropout": 0.0}, train=train)
+
+
+def name_file_languages(base: Config, named: DataConfig) -> Config:
+    """Return a multilingual model's settings for files in `data.src_lang` and `data.tgt_lang`.
+
+    They stay as they are if the model has one direction, or if the files' languages are not named
+    so.
+    """
+    if not base.data.directions or named.directions or not (named.src_lang and named.tgt_lang):
+        return base
+    direction = f"{named.src_lang}-{named.tgt_lang}"
+    files, valid_files = (
+        max(len(file_names(getattr(named, prefix + name))) for name in ("src", "pairs"))
+        for prefix in ("", "valid_")
+    )
+    return base.replace(
+        data={
+            "directions": (direction,),
+            "languages": (direction,) * files,
+            "valid_languages": (direction,) * valid_files,
+        }
+    )
 
 
 def require_same_model(config: Config, origin: PretrainedModel) -> None:

@@ -75,6 +75,7 @@ logger = logging.getLogger(__name__)
 Prepared = PreparedData | PreparedTask
 INIT_PART = "init"  # DataFile.part of the initial weights of a fine-tuning run
 VALIDATION_TIME_FRACTION = 0.1  # of a time budget, for validations and checkpoints of a task
+_LOW_BLEU = 5  # a model below it has not learnt much
 REPORTED_STEP_CHANGE = 0.2  # relative change of the planned steps that is reported
 
 
@@ -625,6 +626,13 @@ class TrainingRun:
             "weights_from": chosen,
             "metrics": dict(result.metrics),
         }
+        if self.time_budget.is_limited and any(
+            each.metric == "BLEU" and each.value < _LOW_BLEU for each in scores
+        ):
+            self.progress.note(
+                f"BLEU below {_LOW_BLEU}: the model has hardly learnt to translate; train it "
+                "longer (--budget), on more pairs, or from a trained model (--init-from)"
+            )
         path = self.output_dir.path
         command = builder.write(path, weights, card, fields)
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")

@@ -279,7 +279,7 @@ def test_mistakes_with_labelled_files(labelled, tmp_path, capsys) -> None:
         (["--task", "classify"], "found no FILE"),
         (["--task", "classify", str(labelled), "--src", "a"], "found --src"),
         (["--task", "dance", str(labelled)], "found --task 'dance' and"),
-        ([str(labelled)], "found --task 'translate' and"),
+        ([str(labelled)], "use --pairs FILE, or --src FILE"),
         (["--task", "classify", str(tmp_path / "none.jsonl")], "none.jsonl"),
         (["--task", "classify", str(labelled), "--label-field", "lable"], "did you mean label?"),
     ):

@@ -78,6 +78,27 @@ def test_path_without_a_model_suggests_one_nearby(
             ["settings", "model.widht"],
             "there is no setting or section 'model.widht'; did you mean model.width?",
         ),
+        (
+            ["train", "--out", "m", "--max-tokens", "4000"],
+            "No such option: --max-tokens; it is a setting: --set train.batch_tokens=VALUE; see "
+            "dragoman train --help",
+        ),
+        (
+            ["train", "--arch", "transformer"],
+            "No such option: --arch; did you mean --recipe? See dragoman train --help",
+        ),
+        (
+            ["train", "--model.width", "64"],
+            "No such option: --model.width; it is a setting: --set model.width=VALUE;",
+        ),
+        (["translate", "--lenpen", "1"], "option: --lenpen; did you mean --length-penalty?"),
+        (["evaluate", "--beam-size", "4"], "No such option: --beam-size; did you mean --beam?"),
+        (["evaluate", "--seed", "4"], "No such option: --seed"),
+        (
+            ["data", "check", "memory.tsv"],
+            "a parallel corpus must be named by options; found memory.tsv; use --pairs FILE, or "
+            "--src FILE --tgt FILE, or name another --task",
+        ),
         (["verify", "nowhere"], "nowhere must be a model or a run; found nothing there"),
     ],
 )

@@ -270,6 +270,26 @@ def test_one_direction_is_tuned_further(
     assert "found 'zz'; the languages are aa, bb, cc" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pairs", [True, False])
+def test_one_direction_is_tuned_on_files_of_two_languages(
+    model: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairs: bool
+) -> None:
+    sides = [(corpus / f"train.{language}").read_text().splitlines() for language in ("aa", "bb")]
+    memory = tmp_path / "memory.tsv"
+    memory.write_text("".join(f"{a}\t{b}\n" for a, b in zip(*sides, strict=True)))
+    files = [f"--pairs={memory}", f"--valid-pairs={memory}"]
+    if not pairs:
+        files = [f"--src={corpus / 'train.aa'}", f"--tgt={corpus / 'train.bb'}"]
+    arguments = ["train", "--init-from", str(model), *files, "--set", "train.steps=1"]
+    assert main([*arguments, "--out", str(tmp_path / "unnamed")]) == 2
+    assert "or with --init-from --src-lang de --tgt-lang en" in capsys.readouterr().err
+    out = tmp_path / "tuned"
+    languages = ["--src-lang", "aa", "--tgt-lang", "bb"]
+    assert main([*arguments, *languages, "--out", str(out)]) == 0
+    assert Bundle.load(out).config.data.directions == ("aa-bb",)
+    assert main([*arguments, *languages, "--out", str(out)]) == 0  # finished: the same command
+
+
 def test_a_run_is_resumed_with_its_identifier(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,9 +152,11 @@ def test_a_stack_of_equal_cells_is_counted() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("vaswani_base", "vaswani2017_base, vaswani2017_bytes or vaswani2017_big"),
-        ("luong", "luong2015_dot, luong2015_concat or luong2015_general"),
-        ("RNN", "domhan2018_rnn, domhan2018_rnn_mh or domhan2018_rnn_ff"),
+        ("vaswani_bases", "vaswani2017_base, vaswani2017_bytes or vaswani2017_tagger"),
+        ("luong201", "luong2015_dot, luong2015_concat or luong2015_general"),
+        ("_RNN", "domhan2018_rnn, domhan2018_rnn_mh or domhan2018_rnn_pos"),
+        ("transformer_big", "vaswani2017_big"),
+        ("alibi", "press2022"),
     ],
 )
 def test_unknown_name_suggests_the_three_nearest(

@@ -49,10 +49,25 @@ def test_one_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "an integer" in row["allowed"]
 
 
-def test_unknown_name_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown key gets the nearest valid one (eole#81)."""
-    assert main(["settings", "modle"]) == 2
-    assert "there is no setting or section 'modle'; did you mean model?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("modle", "model"),
+        ("lr", "train.learning_rate"),
+        ("train.lr", "train.learning_rate"),
+        ("max-tokens", "train.batch_tokens"),
+        ("beam", "decode.beam"),
+        ("average", "train.average_checkpoints"),
+        ("train.", "train"),
+    ],
+)
+def test_unknown_name_suggests_the_nearest(
+    written: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown key gets the nearest valid one (eole#81), or the one that it means elsewhere."""
+    assert main(["settings", written]) == 2
+    line = f"there is no setting or section {written!r}; did you mean {meant}?"
+    assert line in capsys.readouterr().err
 
 
 def test_every_default_can_be_typed_back() -> None:

@@ -333,6 +333,10 @@ def test_a_near_name_is_offered(tmp_path: Path) -> None:
         Bundle.load(tmp_path / "mymodel")
     with pytest.raises(BundleError, match=f"did you mean {tmp_path}/my-model"):
         Bundle.load(tmp_path)
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    with pytest.raises(BundleError, match=r"/a, .*/b or .*/my-model\?"):
+        Bundle.load(tmp_path)
 
 
 def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:

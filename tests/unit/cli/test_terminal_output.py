@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 
 import pytest
 
@@ -37,6 +40,21 @@ def test_a_table_in_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) ->
         "text is shown as it is, not read as markup"
     )
     assert len(lines[1]) == len(lines[2]), "numbers are flush right"
+
+
+def test_a_last_column_without_spaces_is_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sacreBLEU signature is copied as a whole; 80 columns broke that of TER."""
+    monkeypatch.setenv("COLUMNS", "80")
+    signature = "nrefs:1|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:2.6.0"
+    shown = []
+    for last in (signature, "a sentence of many words " * 4):
+        with io.StringIO() as out:
+            out.isatty = lambda: True
+            monkeypatch.setattr(sys, "stdout", out)
+            terminal_output.print_table(["metric", "score", ""], [("TER", "41.53", last)])
+            shown.append(re.sub(r"\x1b\[\d+m", "", out.getvalue()).splitlines())
+    assert signature in shown[0][1]
+    assert max(map(len, shown[1])) <= 80
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 lines"), (1, "1 line"), (1200, "1,200 lines")])

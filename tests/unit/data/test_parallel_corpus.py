@@ -129,13 +129,15 @@ def test_quotes_mean_nothing_in_tsv(tmp_path: Path) -> None:
         "src\ttranslation",
         "de\ten",
         "DE\tpt_BR",
+        "English\tFrench",
+        "german\ten",
     ],
 )
 def test_usual_headers_are_recognised(tmp_path: Path, header: str) -> None:
     assert sides(pairs_file(tmp_path, "x.tsv", f"{header}\nein\tone\n")) == [("ein", "one")]
 
 
-@pytest.mark.parametrize("row", ["de\tde", "ja\tyes", "de\ten\tok", "ist\tis"])
+@pytest.mark.parametrize("row", ["de\tde", "ja\tyes", "de\ten\tok", "ist\tis", "English\tanglais"])
 def test_short_words_are_not_taken_for_language_codes(tmp_path: Path, row: str) -> None:
     first = tuple(row.split("\t")[:2])
     assert sides(pairs_file(tmp_path, "x.tsv", f"{row}\n{row}\n"))[0] == first
@@ -149,6 +151,19 @@ def test_languages_name_columns(tmp_path: Path) -> None:
     assert sides(
         pairs_file(tmp_path, "x.tsv", content, ColumnSelection(src_lang="en", tgt_lang="de"))
     ) == [("one", "eins")]
+
+
+def test_languages_name_columns_in_english(tmp_path: Path) -> None:
+    content = "English\tGerman\none\teins\n"
+    assert sides(
+        pairs_file(tmp_path, "x.tsv", content, ColumnSelection(src_lang="de", tgt_lang="en"))
+    ) == [("eins", "one")]
+    assert sides(pairs_file(tmp_path, "x.tsv", content, ColumnSelection(tgt_lang="en-GB"))) == [
+        ("eins", "one")
+    ]
+    wrong = ColumnSelection(src_lang="fr")
+    with pytest.raises(DataError, match=r"found English, German; .*--src-lang en --tgt-lang de"):
+        sides(pairs_file(tmp_path, "x.tsv", content, wrong))
 
 
 def test_languages_take_precedence_over_usual_names(tmp_path: Path) -> None:

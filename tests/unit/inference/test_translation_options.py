@@ -146,6 +146,7 @@ def test_sampling_draws_the_same_for_a_seed_and_another_for_another(translator: 
     ("options", "found"),
     [
         ({"beams": 3}, "'beams' for translating; did you mean beam"),
+        ({"to": "fr"}, "'to' for translating; did you mean target_language"),
         ({"beam": 0}, "found 0"),
         ({"nbest": 0}, "found 0"),
         ({"batch_size": -1}, "found -1"),

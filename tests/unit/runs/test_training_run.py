@@ -764,6 +764,14 @@ def test_a_resumed_run_has_only_the_rest_of_its_time_budget(corpus, asked_to_sto
     assert "time budget used up: training ends at step 3" in captured.notes
 
 
+def test_a_budget_too_short_to_learn_is_reported(corpus):
+    captured = CapturedNotes()
+    budget = ("train.steps=2", "train.time_budget=600")
+    train(configured(corpus, *budget), corpus / "model", progress=captured)
+    (low,) = (note for note in captured.notes if "BLEU below 5" in note)
+    assert "longer (--budget), on more pairs, or from a trained model (--init-from)" in low
+
+
 def test_fitted_run_is_as_long_as_announced(corpus):
     """It announced 60 epochs and trained 34, because words were counted, not tokens."""
     for side in ("src", "tgt"):
