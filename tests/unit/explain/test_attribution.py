@@ -242,10 +242,10 @@ def test_occlusion_is_a_recomputation(decoder: str) -> None:
             np.testing.assert_allclose(attributed[:, position], expected, atol=1e-5)
 
 
-def zero_value(place: int, _: object, __: object, output: Tensor) -> Tensor:
+def zero_value(position_: int, _: object, __: object, output: Tensor) -> Tensor:
     """Set the values of one position to zero, in a projection whose last third or half they are."""
     output = output.clone()
-    output[:, place, -16:] = 0.0
+    output[:, position_, -16:] = 0.0
     return output
 
 
@@ -263,8 +263,8 @@ def test_value_zeroing_is_a_run_without_the_values() -> None:
             if not (is_self or path.endswith("cross.key_value")) or on_source != (position < 5):
                 continue
 
-            place = position if position < 5 else position - 5
-            handles.append(module.register_forward_hook(functools.partial(zero_value, place)))
+            position_ = position if position < 5 else position - 5
+            handles.append(module.register_forward_hook(functools.partial(zero_value, position_)))
         after = pair.hidden(src, tgt)[0]
         for handle in handles:
             handle.remove()
