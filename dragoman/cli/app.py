@@ -200,7 +200,7 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _reword_value_error(message: str) -> str:
-    """Return typer's message about a value in the words of our own."""
+    """Return typer's message about an invalid value in the form of our own errors."""
     found = _VALUE_ERROR.fullmatch(message)
     if found is None:
         return message

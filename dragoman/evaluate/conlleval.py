@@ -90,5 +90,5 @@ def score_spans(
 
 
 def span_signature(unit: str) -> str:
-    """Return the signature of a span score: what is counted, and how."""
+    """Return the signature of a span score: the counted units, and how they are counted."""
     return f"{unit}:exact|illegal:repaired|rules:conlleval"

@@ -77,7 +77,7 @@ class SentenceEffect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OcclusionExplanation:
-    """The label of a text, and what each of its words and sentences has to do with it."""
+    """The label of a text, and the effect of each of its words and sentences on it."""
 
     text: str
     label: str

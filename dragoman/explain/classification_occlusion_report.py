@@ -64,7 +64,7 @@ td.number, th.number { text-align: right; }
 def render_explanation(explanation: OcclusionExplanation, *, width: int = 80) -> Text:
     """Return the explanation as text of at most `width` columns.
 
-    Colors repeat what the numbers state, so that nothing is lost without them.
+    Colors repeat the numbers, so that nothing is lost without them.
     """
     shown = Text()
     others = [
@@ -102,7 +102,7 @@ def _shade_text(explanation: OcclusionExplanation, width: int) -> Text:
 
 
 def _shade(word: WordEffect, scale: float) -> Style:
-    """Return the style of a word: green where the label needs it, red where it speaks against."""
+    """Return the style of a word: green where it supports the label, red where it opposes it."""
     strength = abs(word.drop or 0.0) / scale
     if strength < _LEAST_SHADED:
         return Style()
@@ -207,7 +207,7 @@ def render_html(explanations: Iterable[OcclusionExplanation], *, title: str = "E
         f"<title>{_escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
         f"<h1>{_escape(title)}</h1>\n"
         '<p class="note">Drop: how much less probable the label is when the word is left out; '
-        "green words support the label, red words speak against it."
+        "green words support the label, red words oppose it."
         + (
             " Weight: the model's attention; a large weight need not mean a large effect."
             if weights

@@ -94,7 +94,7 @@ class EncodedExplanation:
         )
 
     def _cuts(self) -> list[Callable[[], None]]:
-        """Return what else can be cut, gentlest first."""
+        """Return the remaining cuts, the one that loses least first."""
         explanation = self._explanation
         position = explanation.positions.get("tensor")
         return [
@@ -208,7 +208,7 @@ class EncodedExplanation:
         }.get(axis, [])
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Leave tensors out, and what refers to them."""
+        """Leave tensors out, and all references to them."""
         gone = [name for name in names if name in self.arrays]
         for name in gone:
             del self.arrays[name]

@@ -81,7 +81,7 @@ def select_heads(sites: Sequence[AttentionSite], names: Sequence[str]) -> dict[s
 def heads_switched_off(model: nn.Module, off: HeadSelection, *, sources: int = 0) -> Iterator[None]:
     """Switch heads off within the block, for this thread; attentions compute explicit weights.
 
-    `sources` is the number of source tokens, which a prefix LM needs. With nothing off, all is as
+    `sources` is the number of source tokens, which a prefix LM needs. Without heads off, all is as
     in the unchanged model with explicit weights, bit for bit.
     """
     parts = attention_parts(model)

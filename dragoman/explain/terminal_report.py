@@ -50,7 +50,7 @@ METHOD_NAMES = {
     "value_zeroing": "value zeroing",
     "occlusion": "occlusion",
 }
-# What a rank correlation is called, from this value on.
+# Words for rank correlations, each from its lower bound on.
 _AGREEMENT = ((0.7, "agree"), (0.4, "agree in part"), (0.1, "agree weakly"))
 # Weights of the whole input over several levels of attention, by the name of the extra.
 _IMPORTANCE = {"word_importance": "attention, all levels", "element_importance": "attention"}
@@ -262,7 +262,7 @@ def render_report(
 ) -> Text:
     """Return the whole report in lines of at most `width` columns.
 
-    Styles repeat what characters and numbers state, so that nothing is lost without them. Raise
+    Styles repeat characters and numbers, so that nothing is lost without them. Raise
     ConfigError for a kind, layer or head that the model does not have.
     """
     views = select_views(explanation, kind=kind, layer=layer, head=head)
@@ -381,7 +381,7 @@ def _more_rows(count: int) -> Text:
 
 
 def _step_notes(step: Step, *, all_forced: bool) -> list[str]:
-    """Return what is unusual about a step; of a reference every token is forced."""
+    """Return notes on a step; of a reference every token is forced."""
     notes = []
     if step.forced and not all_forced:
         notes.append("forced")
@@ -486,7 +486,7 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         whole = "both rows" if len(labels) > len(rows) else "the row"
         note = f"attribution: fractions of {whole}"
         if any((values < 0).any() for _, values in sides):
-            note += "; a minus speaks against the output"
+            note += "; a minus lowers the probability of the output"
         for line in wrap_cells(note, width):
             part.append(f"{line}\n", "dim")
     if len(sides) == 2:
@@ -566,7 +566,7 @@ def _attended_words(
     rows: Sequence[tuple[int, int]],
     inputs: _Inputs,
 ) -> tuple[str, AttentionWeights] | None:
-    """Return attention from output to input by words: what is shown above, or the mean."""
+    """Return attention from output to input by words: of the map above, or the mean."""
     found: list[tuple[str, AttentionWeights | None]] = []
     columns = "source tokens" if explanation.source.tokens else "target tokens before them"
     found += [
@@ -615,7 +615,7 @@ def _agreement(one: AttentionWeights, other: AttentionWeights, width: int) -> Te
     return part
 
 
-# What is off, and what is missing
+# Heads that are off, and missing parts
 
 
 def _off_part(explanation: Explanation, width: int) -> Text:
@@ -630,7 +630,7 @@ def _off_part(explanation: Explanation, width: int) -> Text:
 
 
 def _missing_part(explanation: Explanation, width: int) -> Text:
-    """Return what the model does not have, a sentence each."""
+    """Return the parts that the model lacks, a sentence each."""
     sentences = list(dict.fromkeys(explanation.missing.values()))
     if not sentences:
         return Text()

@@ -60,7 +60,7 @@ class NgramFeatures(NamedTuple):
 
 
 class ClassifierOutput(NamedTuple):
-    """Logits of the classes, and of what else the model predicts in training."""
+    """Logits of the classes, and of the auxiliary targets in training."""
 
     logits: Tensor  # (B, C), the sum of both branches
     encoder_logits: Tensor | None = None  # (B, C) without n-grams; None without an encoder

@@ -48,7 +48,7 @@ class LanguageDropout:
 
 
 class SegmentHidden(NamedTuple):
-    """The stack's output for a segment, before and after dropout, and what it carries over."""
+    """The stack's output for a segment, before and after dropout, and the carried state."""
 
     raw: Tensor  # (B, T, D), or (B, T, E) with factorized embeddings
     hidden: Tensor  # the same after dropout: for `project`
@@ -161,11 +161,11 @@ class NeuralLanguageModel(nn.Module):
         *,
         filled: int | None = None,
     ) -> SegmentHidden:
-        """Return the stack's output for a segment (B, T), given what the one before it left.
+        """Return the stack's output for a segment (B, T), given the last segment's carried state.
 
-        `previous_mask` (B, M) is True at positions of the memory that hold one; where their number
-        is the same in all rows, `filled` states it, which needs no mask. Positions count from 0 in
-        each segment, so a memory needs relative positions.
+        `previous_mask` (B, M) is True at filled positions of the memory. If all rows have equally
+        many, `filled` is that number, and no mask is needed. Positions count from 0 in each
+        segment, so a memory needs relative positions.
         """
         context = ForwardContext(previous_mask=previous_mask, filled=filled)
         raw, carried = self.decoder.forward_segment(self.embed(tokens), context, previous)

@@ -275,7 +275,7 @@ class LanguageTask(TrainingTask):
         return {} if self._states is None else self._states.state_dict()
 
     def load_carried_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `carried_state`; with an empty mapping, begin anew."""
+        """Restore `carried_state`; with an empty mapping, start from zero."""
         if self._states is None:
             self._restored = dict(state)
         else:

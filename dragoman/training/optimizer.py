@@ -131,7 +131,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def build_muon(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """Return Muon, with AdamW for what is not a matrix between layers."""
+    """Return Muon, with AdamW for parameters that are not matrices between layers."""
     embeddings = {
         id(parameter)
         for module in model.modules()
@@ -255,7 +255,7 @@ def zero_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
 
 
 def full_state_shapes(optimizer: Optimizer, model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what `state_dict` returns after the first step."""
+    """Return the shapes of the tensors of `state_dict` after the first step."""
     return {
         f"{name}.{slot}": shape
         for name, parameter in _trainable_parameters(model)

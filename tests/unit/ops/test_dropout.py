@@ -20,7 +20,7 @@ from dragoman.ops import dropout
 from dragoman.ops.dropout import hash_positions, hashed_dropout
 
 COUNT = 2**18
-SIGMAS = 4.5  # one good generator in 150,000 is further off; the seeds are fixed, so this is checked once
+SIGMAS = 4.5  # one good generator in 150,000 is further off; the seeds are fixed
 
 
 def hash_first(first: int, second: int, count: int = COUNT) -> Tensor:
