@@ -245,10 +245,10 @@ def merge_into_words(
     """
     words, sums = list[CharacterSpan](), list[float]()
     for at, span in enumerate(spans):
-        piece = text[span.start : span.end]
+        part = text[span.start : span.end]
         stripped = CharacterSpan(
-            span.start + len(piece) - len(piece.lstrip()),
-            span.end - len(piece) + len(piece.rstrip()),
+            span.start + len(part) - len(part.lstrip()),
+            span.end - len(part) + len(part.rstrip()),
         )
         weight = 0.0 if weights is None else weights[at]
         if stripped.start >= stripped.end:  # only a space: its weight goes to the word before it

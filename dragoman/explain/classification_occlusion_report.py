@@ -89,14 +89,14 @@ def _shade_text(explanation: OcclusionExplanation, width: int) -> Text:
     """Return the text with each word's background shaded by its drop, wrapped to the width."""
     shown, used, at, scale = Text("  "), 0, 0, explanation.scale
     for word in explanation.words:
-        piece = escape_unprintable(word.text)
+        shown_text = escape_unprintable(word.text)
         gap = " " if word.span.start > at and used else ""
-        if used and used + cell_len(gap + piece) > width - 2:
+        if used and used + cell_len(gap + shown_text) > width - 2:
             shown.append("\n  ")
             gap, used = "", 0
         shown.append(gap)
-        shown.append(piece, _shade(word, scale))
-        used += cell_len(gap + piece)
+        shown.append(shown_text, _shade(word, scale))
+        used += cell_len(gap + shown_text)
         at = word.span.end
     return shown.append("\n")
 
@@ -144,8 +144,8 @@ def _append_words(shown: Text, explanation: OcclusionExplanation) -> None:
         bar = ("█" if supports else "░") * length
         shown.append(f"{bar:{_BAR_CELLS}}", "green" if supports else "red")
         shown.append(f"  {_shorten(escape_unprintable(word.text), _WORD_CELLS)}")
-        place = _sentence_of(explanation, word)
-        shown.append(f"  (sentence {place})\n" if place else "\n", "dim")
+        number = _sentence_of(explanation, word)
+        shown.append(f"  (sentence {number})\n" if number else "\n", "dim")
     shown.append(
         "drop: how much less probable the label is when it is left out; below 0, more\n", "dim"
     )

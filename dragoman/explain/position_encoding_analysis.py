@@ -171,8 +171,8 @@ def describe_reach(model: nn.Module) -> tuple[int | None, str]:
     found = [(name, reach) for name, stack in sides if (reach := _stack_reach(stack)) is not None]
     if not found:
         return None, ""
-    said = " and ".join(f"{reach} in the {name}" for name, reach in found)
-    return found[0][1], f"A position sees at most this many tokens to the left: {said}."
+    ranges = " and ".join(f"{reach} in the {name}" for name, reach in found)
+    return found[0][1], f"A position sees at most this many tokens to the left: {ranges}."
 
 
 def _stack_reach(stack: Stack) -> int | None:

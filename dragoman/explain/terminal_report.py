@@ -369,8 +369,8 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
             for id_, text, logprob in step.top
             if id_ != step.id and text != step_text(step)
         ][:MAX_RUNNERS_UP]
-        room = width - cell_len(start) - 1
-        part.append(_join_that_fits([*notes, *others], room).rstrip() + "\n", "dim")
+        cells_left = width - cell_len(start) - 1
+        part.append(_join_that_fits([*notes, *others], cells_left).rstrip() + "\n", "dim")
     return part.append_text(_more_rows(len(steps)))
 
 
@@ -473,12 +473,13 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         heading, labels = "words of", ["first sentence", "second sentence"]
         shown = [_split_sentences(values, len(word_texts(explanation.source))) for values in shown]
     size = min(16, max(cell_len(heading), *(cell_len(label) for label in labels)))
-    room = (width - size - 2 * len(sides)) // len(sides)
-    headings = "  ".join(fit_cells(name, room) for name, _ in sides)
+    cells_left = (width - size - 2 * len(sides)) // len(sides)
+    headings = "  ".join(fit_cells(name, cells_left) for name, _ in sides)
     part.append(f"{fit_cells(heading, size)}  {headings}".rstrip() + "\n", "dim")
     for at, label in enumerate(labels[:MAX_ROWS]):
         cells = "  ".join(
-            fit_cells(_strongest(values[at], inputs.names, room), room) for values in shown
+            fit_cells(_strongest(values[at], inputs.names, cells_left), cells_left)
+            for values in shown
         )
         part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
     part.append_text(_more_rows(len(labels)))
