@@ -217,12 +217,6 @@ OptionalBundleArgument = Annotated[
         callback=_check_optional_model,
     ),
 ]
-BundleArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL", help="Model directory.", show_default=False, callback=check_model
-    ),
-]
 DefaultRunArgument = Annotated[
     Path,
     typer.Argument(

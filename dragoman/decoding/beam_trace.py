@@ -443,10 +443,3 @@ def limit_nodes(trace: BeamTrace, most: int) -> BeamTrace:
         leaves=tuple(int(numbers[leaf]) for leaf in trace.leaves),
         dropped=trace.dropped + int((~keep).sum()),
     )
-
-
-def iter_leaves(trace: BeamTrace) -> Iterator[int]:
-    """Yield the nodes without children, in the order of their steps."""
-    has_children = np.zeros(len(trace), dtype=bool)
-    has_children[trace.parent[1:]] = True
-    yield from np.flatnonzero(~has_children).tolist()

@@ -184,7 +184,7 @@ def known_methods(model: nn.Module) -> list[str]:
 def attribute_with_heads(
     pair: TeacherForcedPair,
 ) -> tuple[list[TokenAttribution], dict[str, NDArray[np.float32]]]:
-    """Return two attributions and `estimate_head_effects` from the same backward passes.
+    """Return two attributions and `head_estimates` from the same backward passes.
 
     `attention_x_gradient` comes first if the model has cross-attention, then `input_x_gradient`.
     """

@@ -189,14 +189,6 @@ def test_files_of_root_are_trusted_and_those_of_others_are_not(
     assert trusted_cache_directory.read_cached(folder / "thing") == b"x"
 
 
-def test_removing_a_file_removes_its_hash(folder: Path) -> None:
-    trusted_cache_directory.write_cached(folder / "thing", b"x")
-    trusted_cache_directory.write_cached(folder / "another", b"y")
-    trusted_cache_directory.remove_cached(folder / "thing")
-    trusted_cache_directory.remove_cached(folder / "thing")
-    assert sorted(os.listdir(folder)) == ["another", "another.sha256"]
-
-
 def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Compile an empty library with the kernels' names instead of the kernels, which is fast."""
     made: list[Path] = []
