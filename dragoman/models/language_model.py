@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from dragoman import ops
 from dragoman.attention.relative_positions import TransformerXLBias
 from dragoman.config import ModelConfig
+from dragoman.config.language_model import LanguageConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection, StackInput
 from dragoman.models.block_catalogue import BLOCKS
@@ -45,6 +46,16 @@ class LanguageDropout:
     input: float = 0.0  # of the stack's input
     output: float = 0.0  # of the stack's output
     locked: bool = False  # whether all positions of a row share the input's and output's mask
+
+    @classmethod
+    def of(cls, config: LanguageConfig) -> LanguageDropout:
+        """Return the probabilities of a configuration."""
+        return cls(
+            embedding=config.embedding_dropout,
+            input=config.input_dropout,
+            output=config.output_dropout,
+            locked=config.locked_dropout,
+        )
 
 
 class SegmentHidden(NamedTuple):

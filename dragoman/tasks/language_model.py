@@ -166,17 +166,11 @@ class LanguageTask(TrainingTask):
 
     def build_model(self) -> NeuralLanguageModel:
         """Build the model."""
-        settings = self.language
         return build_language_model(
             self.config.model,
             vocab_size=len(self.text),
-            max_distance=settings.clamp_distance,
-            dropout=LanguageDropout(
-                embedding=settings.embedding_dropout,
-                input=settings.input_dropout,
-                output=settings.output_dropout,
-                locked=settings.locked_dropout,
-            ),
+            max_distance=self.language.clamp_distance,
+            dropout=LanguageDropout.of(self.language),
         )
 
     def plan(self, store: InMemoryExamples, *, batch_tokens: int, seed: int) -> Plan:

@@ -107,17 +107,11 @@ class MaskedLanguageTask(LanguageTask):
 
     def build_model(self) -> MaskedLM:
         """Build the model."""
-        settings = self.language
         return build_masked_lm(
             self.config.model,
             vocab_size=len(self.text),
-            sentence_order=settings.sentence_order,
-            dropout=LanguageDropout(
-                embedding=settings.embedding_dropout,
-                input=settings.input_dropout,
-                output=settings.output_dropout,
-                locked=settings.locked_dropout,
-            ),
+            sentence_order=self.language.sentence_order,
+            dropout=LanguageDropout.of(self.language),
         )
 
     def collate(
