@@ -173,8 +173,8 @@ def score_outputs(dataset: Dataset, split: str, data: Path, outputs: list[str]) 
 def edit_distance(one: str, other: str) -> int:
     """Return the Levenshtein distance of two strings."""
     row = list(range(len(other) + 1))
-    for place, letter in enumerate(one, 1):
-        above, row[0] = row[0], place
+    for position, letter in enumerate(one, 1):
+        above, row[0] = row[0], position
         for column, wanted in enumerate(other, 1):
             above, row[column] = (
                 row[column],
@@ -335,16 +335,16 @@ def table(work: Path) -> Iterator[str]:
             (row["name"] for row in rows if row["group"] == group and row["seed"] == 1),
             key=lambda name: -mean[name],
         ):
-            mine = [row for row in rows if row["name"] == name]
-            bleu = [row["test"] for row in mine]
+            own_rows = [row for row in rows if row["name"] == name]
+            bleu = [row["test"] for row in own_rows]
             spread = f" ± {statistics.stdev(bleu):.1f} ({len(bleu)} seeds)" if len(bleu) > 1 else ""
             speed = work / "models" / f"{slug(name)}-1" / "speed.json"
             rate = json.loads(speed.read_text())["sentences_a_second"] if speed.exists() else None
-            tokens = statistics.mean(row["tokens"] for row in mine)
-            tokens_s = statistics.mean(row["tokens_a_second"] for row in mine)
-            validation = statistics.mean(row["dev"] for row in mine)
+            tokens = statistics.mean(row["tokens"] for row in own_rows)
+            tokens_s = statistics.mean(row["tokens_a_second"] for row in own_rows)
+            validation = statistics.mean(row["dev"] for row in own_rows)
             yield (
-                f"| {name} | {mine[0]['parameters'] / 1e6:.1f} M | "
+                f"| {name} | {own_rows[0]['parameters'] / 1e6:.1f} M | "
                 f"{tokens / TOKENS_PER_EPOCH:.0f} | {tokens_s:,.0f} | {mean[name]:.1f}{spread} | "
                 f"{validation:.1f} | {'' if rate is None else f'{rate:,}'} |"
             )

@@ -4,12 +4,12 @@
     python bench/classification.py --only han          one member
     python bench/classification.py --size tiny --steps 4 --device cpu    a smoke test
 
-The members are HAN (yang2016) and the Transformer encoder (vaswani2017_classifier). Ours is the
+The models are HAN (yang2016) and the Transformer encoder (vaswani2017_classifier). Ours is the
 trainer of `dragoman train`, data loading included. The plain models are written with torch.nn and
 compiled by torch.compile, with bfloat16 autocast and fused AdamW, on batches that are ready in
 pinned memory. "shuffled" pads random batches of as many texts to their longest, as most tutorials
-do; "our batches" gets ours, of similar lengths. Throughput counts words without padding. Texts are
-generated with the lengths of IMDB reviews.
+do; "our batches" are those of our trainer, of similar lengths. Throughput counts words without
+padding. Texts are generated with the lengths of IMDB reviews.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class RunningSystem(NamedTuple):
     error_log: Path
     rows: list[dict[str, Any]]
 
-    def ask(self, line: str = "") -> dict[str, Any]:
+    def request(self, line: str = "") -> dict[str, Any]:
         """Send a line, if any; return the reply, or the last line of stderr after a crash."""
         with contextlib.suppress(BrokenPipeError):  # the process has ended
             self.process.stdin.write(line)
@@ -94,7 +94,7 @@ def start_system(
         }
         process = subprocess.Popen(command, **pipes, text=True, env=environment)
     running = RunningSystem(process, error_log, [])
-    reply = running.ask()
+    reply = running.request()
     if "error" in reply:
         process.communicate()
         return {"system": name, **reply}
@@ -109,7 +109,7 @@ def start_system(
 
 def run_round(running: RunningSystem, number: int, row: dict[str, Any], count: int) -> None:
     """Time one round of one core layout and append it to its row."""
-    reply = running.ask(f"{number}\n")
+    reply = running.request(f"{number}\n")
     if "error" in reply:
         row["error"] = reply["error"]
         print(f"{row['system']}: failed: {row['error']}", file=sys.stderr, flush=True)

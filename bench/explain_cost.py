@@ -4,7 +4,7 @@
 
 The model is a Transformer with random weights, so that every output has as many tokens as its
 source; the vocabulary is learned from random words. Each part is a function that the explanation
-calls; `rest` is what no part accounts for. It prints medians and one line of JSON.
+calls; `rest` is the time outside of all parts. It prints medians and one line of JSON.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def build_translator(options: argparse.Namespace) -> tuple[Translator, str]:
-    """Return a translator with random weights, and a text of as many tokens as asked for."""
+    """Return a translator with random weights, and a text of the requested number of tokens."""
     source = random.Random(1)
     words = ["".join(source.choices("abcdefghijklmnoprstuw", k=7)) for _ in range(12_000)]
     lines = [" ".join(source.choices(words, k=20)) for _ in range(3_000)]

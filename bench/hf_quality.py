@@ -217,10 +217,10 @@ def translate(model: Any, tokenizers: Tokenizers, lines: list[str], beam: int) -
     order = sorted(range(len(rows)), key=lambda at: -len(rows[at]))
     found: dict[int, str] = {}
     for start in range(0, len(order), 128):
-        places = order[start : start + 128]
-        width = max(len(rows[at]) for at in places) + 1
-        ids = torch.full((len(places), width), PAD)
-        for number, at in enumerate(places):
+        indices = order[start : start + 128]
+        width = max(len(rows[at]) for at in indices) + 1
+        ids = torch.full((len(indices), width), PAD)
+        for number, at in enumerate(indices):
             ids[number, : len(rows[at]) + 1] = torch.tensor([*rows[at], EOS])
         ids = ids.to(device)
         with torch.inference_mode():
@@ -232,7 +232,7 @@ def translate(model: Any, tokenizers: Tokenizers, lines: list[str], beam: int) -
                 length_penalty=1.0,
                 suppress_tokens=[PAD],
             )
-        for at, row in zip(places, output.tolist(), strict=True):
+        for at, row in zip(indices, output.tolist(), strict=True):
             ended = row[1:]
             ended = ended[: ended.index(EOS)] if EOS in ended else ended
             found[at] = tokenizers.tgt.decode([each for each in ended if each != PAD])

@@ -4,7 +4,7 @@
     python bench/language.py --only gpt          one member, about one minute
     python bench/language.py --size tiny --steps 2 --device cpu --no-compile    a smoke test
 
-The members are the causal Transformer of GPT's width (radford2018) and of WikiText-2's size
+The models are the causal Transformer of GPT's width (radford2018) and of WikiText-2's size
 (vaswani2017_lm), against Hugging Face's GPT-2 of equal size, and Transformer-XL on words
 (dai2019_lm) and bytes (dai2019_bytes), against Transformer-XL in plain PyTorch. Ours is the trainer
 of `dragoman train`, data loading included. The others are compiled by torch.compile, with bfloat16

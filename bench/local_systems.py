@@ -53,15 +53,15 @@ def exported_model(size: str, precision: str, folder: Path) -> Path:
     from dragoman.exchange.ctranslate2_export import save_ctranslate2
     from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
-    place = folder / f"{size}-{precision}"
-    if not (place / "model.bin").exists():
-        place.mkdir()
+    directory = folder / f"{size}-{precision}"
+    if not (directory / "model.bin").exists():
+        directory.mkdir()
         model, config = build_model_and_config(size)
         tokenizer: Any = NumberTokenizer(VOCABULARIES[size])
         save_ctranslate2(
-            model, Tokenizers(tokenizer, tokenizer), config, place, quantization=precision
+            model, Tokenizers(tokenizer, tokenizer), config, directory, quantization=precision
         )
-    return place
+    return directory
 
 
 def engine_translator(engine: Any, beam: int) -> TranslateBatches:
@@ -113,10 +113,10 @@ def exported_engine(
     from dragoman.text.sentencepiece_tokenizer import Tokenizers
 
     tokenizer: Any = NumberTokenizer(VOCABULARIES[size])
-    place = exported_model(size, precision, folder)
+    directory = exported_model(size, precision, folder)
     return engine_translator(
         CTranslate2Engine(
-            place,
+            directory,
             Tokenizers(tokenizer, tokenizer),
             name=f"ctranslate2-{precision}",
             longest=1024,

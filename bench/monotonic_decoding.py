@@ -27,7 +27,7 @@ Attend = Callable[[Tensor, PreparedKeys, AlignmentState], tuple[object, Alignmen
 
 
 class DiagonalScore(AdditiveScore):
-    """An additive score, plus what makes the head move by one key per step; it counts its reads."""
+    """An additive score that moves the head by one key per step, and counts the keys it reads."""
 
     reads = 0
 
@@ -39,7 +39,7 @@ class DiagonalScore(AdditiveScore):
         return torch.where(ahead >= 0, plain.abs() + 10.0, -10.0)
 
     def prepare(self, key: Tensor) -> Tensor:
-        """Project the keys, but for their position."""
+        """Project the keys without their position."""
         return torch.cat([super().prepare(key[..., :-1]), key[..., -1:]], dim=-1)
 
 

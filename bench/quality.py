@@ -4,10 +4,10 @@
     python bench/quality.py --data DATA --out results --table
 
 A row (bench/quality_rows.py) is `dragoman train` with some arguments and `dragoman translate` of
-the development and test sets, each in a process of its own. Test sets choose nothing: the
-checkpoint is chosen on the development set, and settings were chosen there too. With --jobs several
-trainings share one GPU: the results of rows with a number of epochs stay the same, times do not,
-and a row with --budget trains for fewer epochs.
+the development and test sets, each in its own process. Nothing is selected on test sets:
+checkpoints and settings are selected on the development set. With --jobs several trainings share
+one GPU: the results of rows with a number of epochs stay the same, times do not, and a row with
+--budget trains for fewer epochs.
 
 Each run leaves a JSON file and its translations in --out; its model is in --work. Finished runs are
 skipped and interrupted trainings resumed. --table needs no models and no GPU: it scores the
@@ -86,7 +86,7 @@ class Runner:
             fields: dict[str, str] = {}
             for field, (name, seed) in sorted(run.row.needs(run.seed).items()):
                 other = Run(find_row(name), seed)
-                if not self.model(other).exists():  # its results were made elsewhere
+                if not self.model(other).exists():  # its results come from another run
                     (self.out / f"{other.key}.json").unlink(missing_ok=True)
                 self.finish(other)
                 fields[field] = str(self.model(other))
@@ -148,7 +148,7 @@ class Runner:
         return found
 
     def _fields(self, corpus: Corpus, run: Run) -> dict[str, str]:
-        """Return what arguments may name besides models of other rows."""
+        """Return the values of the fields of arguments, besides models of other rows."""
         source, target = corpus.source, corpus.target
         train, valid = (
             [shlex.quote(str(self.data / corpus.file(part, each))) for each in (source, target)]
@@ -221,7 +221,7 @@ def find_row(name: str) -> Row:
 
 
 def describe_training(model: Path) -> dict[str, Any]:
-    """Return what a training chose: settings, steps, validations and the best of them."""
+    """Return the outcome of a training: settings, steps, validations and the best of them."""
     lines = [json.loads(line) for line in (model / "training/log.jsonl").read_text().splitlines()]
     validations = [line for line in lines if line.get("event") == "validation"]
     config = json.loads((model / "config.json").read_text())

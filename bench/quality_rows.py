@@ -1,4 +1,4 @@
-"""Rows of bench/quality.py: what is trained on which corpus, and what it is compared with."""
+"""Rows of bench/quality.py: models, their corpora, and their baselines."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _set(*settings: str) -> str:
 def _ablation(corpus: str, *size: str, epochs: int) -> list[Row]:
     """Return the rows of an ablation: each method on top of dropout and EMA.
 
-    All see the same number of sentence pairs: equal epochs, not equal time.
+    All train on the same number of sentence pairs: equal epochs, not equal time.
     """
     common = (*_COMMON, *size)
     name, recipe = f"ab_{corpus}", f"--recipe small {_set(*common)}"
@@ -250,7 +250,7 @@ ROWS = (
         translate="--json",
         about="confidence of each translation",
     ),
-    # Synthetic pairs; all rows of a comparison see as many pairs in training.
+    # Synthetic pairs; all rows of a comparison train on as many pairs.
     Row("part_deen", "tatoeba_deen", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"),
     Row("part_ende", "tatoeba_ende", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"),
     Row(

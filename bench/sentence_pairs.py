@@ -4,13 +4,13 @@
     python bench/sentence_pairs.py --only esim         one member
     python bench/sentence_pairs.py --size tiny --steps 4 --device cpu    a smoke test, not compiled
 
-The members are ESIM, with co-attention (chen2017), and InferSent (conneau2017). Ours is the trainer
+The models are ESIM, with co-attention (chen2017), and InferSent (conneau2017). Ours is the trainer
 of `dragoman train`, data loading included. The plain models are written with torch.nn, with the
 weights of ours, and compiled by torch.compile, with fused AdamW, on batches that are ready in
 pinned memory. Both compute in bfloat16 on a GPU; `--precision float32` is that of the recipes.
 "shuffled" pads random batches of as many pairs to their longest, as most tutorials do; "our
-batches" gets ours, of similar lengths. Throughput counts words without padding. Sentences are
-generated with the lengths of those of SICK.
+batches" are those of our trainer, of similar lengths. Throughput counts words without padding.
+Sentences are generated with the lengths of those of SICK.
 """
 
 from __future__ import annotations

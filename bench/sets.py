@@ -6,7 +6,7 @@
     python bench/sets.py --clustering MODEL_DIR   log-likelihood of a model, of EM and of the oracle
     python bench/sets.py --device cpu --steps 4 --only maximum       a smoke test
 
-The plain models are what people write: `nn.MultiheadAttention` with a key padding mask, `nn.LSTM`
+The plain models are usual PyTorch: `nn.MultiheadAttention` with a key padding mask, `nn.LSTM`
 over packed sequences, co-attention by matmul and softmax; with and without torch.compile. They
 train on the same examples, made in the same way, with the same optimizer and precision. A test
 compares their outputs with ours.
@@ -82,7 +82,7 @@ class Workload(NamedTuple):
 
 
 def main() -> None:
-    """Time the systems on each workload, or measure what was asked for."""
+    """Time the systems on each workload, or run the requested measurement."""
     options = parse_arguments()
     device = torch.device(options.device)
     configure_backends(device, deterministic=False)

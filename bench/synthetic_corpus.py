@@ -124,7 +124,7 @@ class BenchmarkPlan(BatchPlan):
     @cached_property
     def timed(self) -> list[NDArray[np.int64]]:
         """Return the batches of one round."""
-        return [self._full[place % len(self._full)] for place in range(self.steps)]
+        return [self._full[index % len(self._full)] for index in range(self.steps)]
 
     @cached_property
     def warmup_batches(self) -> list[NDArray[np.int64]]:

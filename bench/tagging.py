@@ -4,7 +4,7 @@
     python bench/tagging.py --train train.jsonl.xz       sentences of a file
     python bench/tagging.py --device cpu --sentences 200 --width 64 --epochs 1
 
-The plain model is what people write: `nn.LSTM` over packed sequences, and a CRF whose forward
+The plain model is usual PyTorch: `nn.LSTM` over packed sequences, and a CRF whose forward
 algorithm is a loop differentiated by autograd; with and without torch.compile. Both train on the
 same batches with the same optimizer and precision. A test compares their losses.
 """
@@ -194,7 +194,7 @@ def time_plain(
 
 
 def plain_inputs(batch: TagBatch, device: torch.device) -> tuple[Tensor, ...]:
-    """Return what the plain model reads; lengths stay on the CPU, where packing needs them."""
+    """Return the inputs of the plain model; lengths stay on the CPU, where packing needs them."""
     assert batch.characters is not None, "the plain model reads characters"
     lengths = torch.from_numpy(np.asarray(batch.sizes))
     characters = (batch.characters != 0).sum(dim=2).flatten().clamp(min=1)
@@ -256,7 +256,7 @@ class PlainTagger(nn.Module):
         return self.crf_loss(emissions, tags, mask.to(words.device)) / lengths.sum()
 
     def crf_loss(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
-        """Return log Z less the score of the tags, by loops over the positions."""
+        """Return log Z minus the score of the tags, by loops over the positions."""
         score = self.start[tags[:, 0]] + emissions[:, 0].gather(1, tags[:, :1]).squeeze(1)
         alpha = self.start + emissions[:, 0]
         for position in range(1, tags.size(1)):

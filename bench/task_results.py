@@ -2,8 +2,8 @@
 
     python bench/task_results.py --data DATA --out results.json --only imdb_han trec --jobs 4
 
-Each row is `dragoman train` with a recipe and `dragoman evaluate` on the test set, which chooses
-nothing: settings were chosen on validation data or a split of the training data. DATA is the
+Each row is `dragoman train` with a recipe and `dragoman evaluate` on the test set, which selects
+nothing: settings were selected on validation data or a split of the training data. DATA is the
 folder of corpora (imdb/, wikitext2/, …). With --jobs several runs share one GPU: results are the
 same, times are not, and rows with a time budget train for fewer steps. --budget replaces that of
 the rows. Finished runs in the results file are not repeated.

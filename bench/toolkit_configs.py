@@ -54,9 +54,9 @@ class ToolkitConfig(NamedTuple):
 
     def command(self, python: Path, job: TrainingJob, name: str) -> list[str]:
         """Write the configuration and return the training command."""
-        place = job.folder / f"{name}.yaml"
-        place.write_text(json.dumps(self.settings(job)), encoding="utf-8")  # JSON is YAML too
-        return [str(python), *self.arguments, str(place)]
+        config_path = job.folder / f"{name}.yaml"
+        config_path.write_text(json.dumps(self.settings(job)), encoding="utf-8")  # JSON is YAML too
+        return [str(python), *self.arguments, str(config_path)]
 
 
 def opennmt_config(job: TrainingJob) -> dict[str, Any]:

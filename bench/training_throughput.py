@@ -42,7 +42,7 @@ RECOMPILE_LIMIT = 256  # of torch.compile; lengths differ from batch to batch
 def throughput_parser(
     description: str | None, members: Iterable[str], *, steps: int
 ) -> argparse.ArgumentParser:
-    """Return a parser of the arguments that the benchmarks of several members share."""
+    """Return a parser of the arguments that the benchmarks of several models share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -361,7 +361,7 @@ def list_systems(
 
 
 def time_systems(member: str, systems: Systems, device: torch.device, *, unit: str) -> list[Row]:
-    """Return the rows of a member's systems, printing each and the ratios; errors are rows too."""
+    """Return the rows of a model's systems, printing each and the ratios; errors are rows too."""
     rows = []
     for system, measure in systems.items():
         row: Row

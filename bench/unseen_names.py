@@ -1,4 +1,4 @@
-"""Measure how often a translator copies what it has never seen: names, numbers, addresses.
+"""Measure how often a translator copies words unseen in training: names, numbers, addresses.
 
     python bench/unseen_names.py MODEL --from de --to en
     python bench/unseen_names.py MODEL --from de --to en --training train.de    drops names in it

@@ -22,7 +22,7 @@ class Entry:
     summary: str
     exempt: Mapping[str, str] | None = None  # contract -> why this entry is exempt from it
     family: str = ""  # heading that it is listed under, for kinds with families
-    task: str = "translate"  # of a recipe: what its model does
+    task: str = "translate"  # of a recipe: the task of its model
     # "package.module:Name" of the options class, so that options are validated without torch.
     options: str = ""
     # Properties that decide what it can be combined with; a test compares them with the code.

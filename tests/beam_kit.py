@@ -46,29 +46,27 @@ def enumerate_beam(
     penalty: LengthPenalty,
     forbidden_reason: ForbiddenReason,
 ) -> EnumeratedBeam:
-    """Search with a beam by the definition: every candidate of every step is built, sorted and
-    judged.
-    """
+    """Run beam search by its definition: each step builds, sorts and checks all candidates."""
     fates = dict[Words, Fate]()
-    living: list[tuple[float, Words]] = [(0.0, ())]
+    unfinished: list[tuple[float, Words]] = [(0.0, ())]
     finished: list[tuple[float, Words]] = []
     for step in range(limit + 1):
         allowed = list[tuple[float, int, int, Words]]()
-        for place, (total, words) in enumerate(living):
+        for parent, (total, words) in enumerate(unfinished):
             scores = log_probs(words)
             for token in range(vocabulary):
                 cum, why = total + scores[token], forbidden_reason(words, token)
                 if why is None:
-                    allowed.append((-cum, token, place, (*words, token)))
+                    allowed.append((-cum, token, parent, (*words, token)))
                 else:
                     fates[(*words, token)] = Fate(why, cum, math.nan)
         allowed.sort()
-        places = size - len(finished)
-        inside, outside = allowed[:places], allowed[places:]
+        free_slots = size - len(finished)
+        inside, outside = allowed[:free_slots], allowed[free_slots:]
         fates |= {
             words: Fate("beam_full", -negated, -inside[-1][0]) for negated, _, _, words in outside
         }
-        living = []
+        unfinished = []
         for negated, token, _, words in inside:
             if token == EOS:
                 finished.append((penalty.score(-negated, step + 1), words))
@@ -76,16 +74,16 @@ def enumerate_beam(
             elif step == limit:
                 fates[words] = Fate("length_cap", -negated, math.nan)
             else:
-                living.append((-negated, words))
+                unfinished.append((-negated, words))
                 fates[words] = Fate("kept", -negated, math.nan)
         finished_scores = sorted((score for score, _ in finished), reverse=True)
-        if living and len(finished) >= nbest:
-            bounds = [total / penalty.divisor(limit + 1) for total, _ in living]
+        if unfinished and len(finished) >= nbest:
+            bounds = [total / penalty.divisor(limit + 1) for total, _ in unfinished]
             if max(bounds) <= finished_scores[nbest - 1]:
-                for bound, (total, words) in zip(bounds, living, strict=True):
+                for bound, (total, words) in zip(bounds, unfinished, strict=True):
                     fates[words] = Fate("early_stop", total, bound)
                 break
-        if not living:
+        if not unfinished:
             break
     ranked = sorted(finished, key=lambda pair: -pair[0])
     for _, words in ranked[nbest:]:
@@ -103,7 +101,7 @@ def derive_reasons(
 ) -> tuple[list[str], np.ndarray]:
     """Return the reason and the cut of every node, from scores, tokens and the tree alone."""
     reasons, cuts = [""] * len(trace), np.full(len(trace), np.nan)
-    reasons[0], finished, places = "kept", list[tuple[float, int]](), trace.width
+    reasons[0], finished, free_slots = "kept", list[tuple[float, int]](), trace.width
     for step in range(int(trace.step.max(initial=-1)) + 1):
         allowed = []
         for node in np.flatnonzero(trace.step == step).tolist():
@@ -114,10 +112,10 @@ def derive_reasons(
             else:
                 allowed.append((-float(trace.cum[node]), token, int(trace.parent[node]), node))
         allowed.sort()
-        living = []
+        unfinished = []
         for rank, (negated, token, _, node) in enumerate(allowed):
-            if rank >= places:
-                reasons[node], cuts[node] = "beam_full", -allowed[places - 1][0]
+            if rank >= free_slots:
+                reasons[node], cuts[node] = "beam_full", -allowed[free_slots - 1][0]
             elif token == EOS:
                 reasons[node] = "finished"
                 finished.append((penalty.score(-negated, step + 1), node))
@@ -125,11 +123,11 @@ def derive_reasons(
                 reasons[node] = "length_cap"
             else:
                 reasons[node] = "kept"
-                living.append((-negated / penalty.divisor(limit + 1), node))
-        places = trace.width - len(finished)
+                unfinished.append((-negated / penalty.divisor(limit + 1), node))
+        free_slots = trace.width - len(finished)
         ranked = sorted((score for score, _ in finished), reverse=True)
-        if living and len(ranked) >= nbest and max(living)[0] <= ranked[nbest - 1]:
-            for bound, node in living:
+        if unfinished and len(ranked) >= nbest and max(unfinished)[0] <= ranked[nbest - 1]:
+            for bound, node in unfinished:
                 reasons[node], cuts[node] = "early_stop", bound
     best = sorted(finished, key=lambda pair: -pair[0])
     for _, node in best[nbest:]:

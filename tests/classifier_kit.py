@@ -1,4 +1,4 @@
-"""Small classifiers that learn to tell three kinds of reviews apart, written as bundles."""
+"""Small classifiers trained on reviews of three classes, written as bundles."""
 
 from __future__ import annotations
 

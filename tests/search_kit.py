@@ -87,7 +87,7 @@ class TableModel:
 
 def reference_beam_search(
     log_probs: Callable[[Words], Any],
-    pieces: Sequence[int],
+    allowed_tokens: Sequence[int],
     *,
     limit: int,
     size: int,
@@ -103,7 +103,9 @@ def reference_beam_search(
         grown = []
         for total, words in living:
             scores = log_probs(words)
-            grown += [(total + float(scores[token]), words, token) for token in (EOS, *pieces)]
+            grown += [
+                (total + float(scores[token]), words, token) for token in (EOS, *allowed_tokens)
+            ]
         grown.sort(key=lambda item: (-item[0], item[2]))
         living = []
         for total, words, token in grown[: size - len(finished)]:

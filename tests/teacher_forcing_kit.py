@@ -6,6 +6,7 @@ import torch
 from model_kit import perturb_weights
 
 from dragoman.config import ModelConfig
+from dragoman.explain.head_ablation import HeadEffect, head_batches, measure_head_batch
 from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
@@ -53,3 +54,9 @@ def tiny_pair(
     is_language_model = isinstance(model, NeuralLanguageModel)
     source = None if is_language_model else [*ids[: src - 1], EOS]
     return TeacherForcedPair.build(model, source, [*ids[src : src + tgt - 1], EOS])
+
+
+def measure_head_effects(pair: TeacherForcedPair) -> list[HeadEffect]:
+    """Return the effect of each head that is off alone, the decoder's heads first."""
+    batches = head_batches(pair)
+    return [effect for batch in batches for effect in measure_head_batch(pair, batch)]

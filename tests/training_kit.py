@@ -207,11 +207,11 @@ class FakeCUDAGraphRunner(CUDAGraphRunner):
             ):
                 parameter.grad = view
             found = self._compute(batch)
-            for place, value in zip(
+            for target, value in zip(
                 (loss.total, loss.nll, loss.count),
                 (found.total, found.nll, found.count),
                 strict=True,
             ):
-                place.copy_(value.detach())
+                target.copy_(value.detach())
 
         return _CapturedGraph(batch, loss, replay)

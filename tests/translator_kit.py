@@ -52,7 +52,7 @@ class CopyState(NamedTuple):
 
 
 class CopyModel(nn.Module):
-    """Writes the source again, piece by piece; `stutter` makes it never end, `silent` makes it end
+    """Copies the source, token by token; `stutter` makes it never end, `silent` makes it end
     at once.
     """
 

@@ -12,7 +12,7 @@ from dragoman.ops import attend, attend_reference
 
 
 class CoAttended(NamedTuple):
-    """What each position of two sequences finds in the other one."""
+    """The context vectors of both sequences, each attending to the other."""
 
     first: Tensor  # (B, T, D), weighted sums of the second sequence
     second: Tensor  # (B, S, D), weighted sums of the first sequence

@@ -42,14 +42,14 @@ class LSHAttention(RecordableAttention):
     tokens a token attends to depend on other buckets, later tokens included; here they depend on
     its own bucket only. And rotations are drawn once, with the weights, and saved with them; the
     paper draws new ones at each use. So no token depends on its future, on padding or on other
-    sentences, and decoding computes what training did. Hashing is discrete, though: a vector within
-    rounding of a boundary may fall into another bucket in another dtype.
+    sentences, and decoding equals training. Hashing is discrete, though: a vector within rounding
+    of a boundary may fall into another bucket in another dtype.
 
     Buckets should hold fewer tokens than the window: set `buckets` to about 2 * length / window for
     the longest sequences (the paper's rule). Their number does not depend on the length of a batch,
     or a growing sequence would have to be hashed again at each step. There is no attention dropout.
-    `torch_compile` fuses what lies between the matmuls of long sequences: worth half a minute on a
-    GPU.
+    `torch_compile` fuses the operations between the matmuls; on a GPU long sequences are worth the
+    half minute that it takes.
     """
 
     is_discrete = True  # buckets are chosen by an argmax

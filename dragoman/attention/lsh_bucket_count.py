@@ -11,7 +11,7 @@ MAX_BUCKETS_PER_HASH = 128  # more are combined from two hashes
 
 
 class BucketProblem(NamedTuple):
-    """What a number of buckets must be, and how to fix it."""
+    """The rule that a number of buckets breaks, and how to fix it."""
 
     must: str
     fix: str
@@ -31,7 +31,7 @@ def default_buckets(length: int, window: int) -> int:
 
 
 def bucket_problem(buckets: int) -> BucketProblem | None:
-    """Return what is wrong with a number of buckets, or None."""
+    """Return the problem with a number of buckets, or None."""
     if buckets == _round_up_buckets(buckets):
         return None
     if buckets <= MAX_BUCKETS_PER_HASH:

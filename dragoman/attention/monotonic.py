@@ -123,7 +123,7 @@ class MochaAlignment(MonotonicAlignment):
     .. math:: \beta_{ts} = \sum_{k=s}^{s+w-1} \alpha_{tk} \exp(u_{ts})
         \Big/ \sum_{l=k-w+1}^{k} \exp(u_{tl})
 
-    Chiu and Raffel (2018); u is a separate additive score. Rows sum to what the head's row does.
+    Chiu and Raffel (2018); u is a separate additive score. A row has the sum of the head's row.
     """
 
     scans_keys = False

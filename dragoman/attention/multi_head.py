@@ -33,7 +33,7 @@ class ProjectedQKV(NamedTuple):
 
 
 class RelativeTerms(NamedTuple):
-    """What relative positions change: the query, the mask, and a bias on the scores."""
+    """The terms of relative positions: the query, the mask, and a bias on the scores."""
 
     query: Tensor  # (B, H, T, Dh)
     mask: Tensor | None  # broadcastable to (B, T, S)

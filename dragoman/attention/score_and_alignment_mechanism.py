@@ -130,7 +130,7 @@ class Mechanism(RecordableAttention):
             and not self.alignment.training
             and not self.score.is_positional
             and self.hooks is None
-            # A GPU would be waited for at every key, and scores them all in one launch.
+            # A GPU scores all keys in one launch; one by one, each key would synchronize.
             and prepared.value.device.type == "cpu"
             and prepared.value.size(1) >= MIN_SCANNED_KEYS
         )

@@ -121,7 +121,7 @@ def write_card(
 
 
 def _describe_confidence(calibration: ConfidenceMap) -> str:
-    """Return what the confidence of a translation means, and how far it can be trusted."""
+    """Return the definition of a translation's confidence, and how reliable it is."""
     return (
         "`dragoman translate --json` states a confidence: the probability that a translation is "
         f"good, which means a sentence chrF of at least {calibration.good_chrf:.1f}, the median of "

@@ -198,7 +198,7 @@ def read_golden_cases(
 
 
 def _case_problem(case: Any, src_size: int, tgt_size: int) -> str:
-    """Return what is wrong with a case; empty if it is valid."""
+    """Return the problem with a case; empty if it is valid."""
     if (
         not isinstance(case, dict)
         or not {"input", "src", "tgt", "finished", "output", "log_probs"} <= case.keys()

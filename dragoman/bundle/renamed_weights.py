@@ -1,4 +1,4 @@
-"""Names of weights in bundles of earlier releases, and what they are called now."""
+"""Names of weights in bundles of earlier releases, and their current names."""
 
 from __future__ import annotations
 

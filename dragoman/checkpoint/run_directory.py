@@ -57,7 +57,7 @@ from dragoman.storage.tensor_files import check_finite, count_tensor_bytes
 def describe_environment(
     *, device: str = "cpu", world: int = 1, deterministic: bool = False
 ) -> dict[str, Any]:
-    """Return what bit-exact results depend on, threads and instruction set included."""
+    """Return the environment that bit-exact results depend on, threads included."""
     return {
         "torch": torch.__version__.split("+")[0],
         "threads": torch.get_num_threads(),

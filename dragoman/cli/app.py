@@ -221,7 +221,7 @@ def _suggest_for_option(option: str, context: Any) -> str:
 
 
 def _reword_value_error(message: str) -> str:
-    """Return typer's message about a value in the words of our own."""
+    """Return typer's message about an invalid value in the form of our own errors."""
     found = _VALUE_ERROR.fullmatch(message)
     if found is None:
         return message

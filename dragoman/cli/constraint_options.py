@@ -52,7 +52,7 @@ def parse_constraint_options(
     forbid: list[str] | None,
     regex: str | None,
 ) -> tuple[Constraint, ...]:
-    """Return the constraints of the command line; raise ConfigError for what is wrong in them."""
+    """Return the constraints of the command line; raise ConfigError for invalid ones."""
     if not (names or require or forbid or regex is not None):
         return ()
     # Imported here, so that commands without constraints do not import numpy for them.

@@ -206,21 +206,9 @@ def _name_text_fields(task: str, fields: list[str]) -> dict[str, str]:
     return dict(zip(names, fields, strict=False))
 
 
-def _check_labeled(
-    task: str,
-    files: list[Path],
-    valid: list[Path],
-    *,
-    fields: dict[str, str],
-    parallel: list[str],
-    strict: bool,
-    json: bool,
-) -> None:
-    """Check labelled files and print their labels and findings."""
-    from dragoman.data.compressed_input_streams import open_input_file
-    from dragoman.data.labeled_records import read_records, read_rows
-    from dragoman.data.task_data_checks import READERS, check_labels
-    from dragoman.training.progress_display import open_progress
+def _check_task_arguments(task: str, files: list[Path], parallel: list[str]) -> None:
+    """Raise ConfigError unless the task has labelled files, and only those are named."""
+    from dragoman.data.task_data_checks import READERS
 
     if task not in READERS:
         found = f"--task {task!r:.40}" + (f" and {files[0]}" if files else "")
@@ -245,6 +233,25 @@ def _check_labeled(
                 f"write: dragoman data check --task {task} FILE"
             ]
         )
+
+
+def _check_labeled(
+    task: str,
+    files: list[Path],
+    valid: list[Path],
+    *,
+    fields: dict[str, str],
+    parallel: list[str],
+    strict: bool,
+    json: bool,
+) -> None:
+    """Check labelled files and print their labels and findings."""
+    from dragoman.data.compressed_input_streams import open_input_file
+    from dragoman.data.labeled_records import read_records, read_rows
+    from dragoman.data.task_data_checks import check_labels
+    from dragoman.training.progress_display import open_progress
+
+    _check_task_arguments(task, files, parallel)
     for path in [*files, *valid]:
         open_input_file(path).close()
     seen = 0

@@ -200,7 +200,7 @@ def _check_translator(model: Path | None, to: str) -> None:
 
 
 def _check_what(text: str | None, json: Path | None, html: Path | None) -> None:
-    """Raise ConfigError unless it is clear what is shown."""
+    """Raise ConfigError unless the arguments name one thing to show."""
     if text is not None and json is not None:
         raise ConfigError(
             [f"a text and --json exclude each other; found {text!r:.60} and {json}; keep one"]

@@ -160,6 +160,17 @@ def _model_option(command: str, runs: str = "", **options: Any) -> Any:
     )
 
 
+def _model_argument(callback: Any, **options: Any) -> Any:
+    """Return the argument MODEL of a command; without `options` it is required."""
+    return typer.Argument(
+        metavar="MODEL",
+        help=f"Model directory{_DEFAULT_HELP if options else ''}.",
+        show_default=False,
+        callback=callback,
+        **options,
+    )
+
+
 ModelOption = Annotated[Path, _model_option("", "translate")]  # a translation model
 DefaultModelOption = Annotated[  # a translation model
     Path, _model_option("", "translate", default_factory=default_model)
@@ -178,15 +189,7 @@ DefaultModelsOption = Annotated[
 ]
 PredictorOption = Annotated[Path, _model_option("predict")]
 LanguageModelOption = Annotated[Path, _model_option("generate")]
-TranslatorArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model directory.",
-        show_default=False,
-        callback=_command_callback("", "translate"),
-    ),
-]
+TranslatorArgument = Annotated[Path, _model_argument(_command_callback("", "translate"))]
 DefaultBundleOption = Annotated[
     Path,
     typer.Option(
@@ -198,16 +201,7 @@ DefaultBundleOption = Annotated[
         callback=check_model,
     ),
 ]
-DefaultBundleArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL",
-        help=f"Model directory{_DEFAULT_HELP}.",
-        show_default=False,
-        default_factory=default_model,
-        callback=check_model,
-    ),
-]
+DefaultBundleArgument = Annotated[Path, _model_argument(check_model, default_factory=default_model)]
 OptionalBundleArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -217,22 +211,7 @@ OptionalBundleArgument = Annotated[
         callback=_check_optional_model,
     ),
 ]
-BundleArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL", help="Model directory.", show_default=False, callback=check_model
-    ),
-]
-DefaultRunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL",
-        help=f"Model directory{_DEFAULT_HELP}.",
-        show_default=False,
-        default_factory=built_in_model,
-        callback=check_run,
-    ),
-]
+DefaultRunArgument = Annotated[Path, _model_argument(check_run, default_factory=built_in_model)]
 QuietOption = Annotated[
     bool,
     typer.Option(

@@ -246,7 +246,6 @@ def _start_training(
     from dragoman.config import apply_overrides, overridden_settings, read_config
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
-    from dragoman.config.set_input_task import GENERATED_PROBLEMS
     from dragoman.recipes.recipe_miniature import mini
     from dragoman.runs.output_directory import OutputDirectory
 
@@ -289,19 +288,8 @@ def _start_training(
             resolved = _finetune_settings(
                 resolved, output_dir, recipe=recipe, file=file, overrides=overrides
             )
-    generated = resolved is not None and resolved.sets.problem in GENERATED_PROBLEMS
-    named = resolved and (resolved.data.src or resolved.data.pairs or resolved.data.train)
-    if resolved and resolved.task != TRANSLATE and not (output_dir.has_run or named or generated):
-        raise ConfigError(
-            [f"training needs examples; found no --train for task {resolved.task}; name a file"]
-        )
-    if not (output_dir.has_run or named or generated):
-        raise ConfigError(
-            [
-                "training needs a corpus; found neither --src and --tgt nor --pairs nor --pair; "
-                "see dragoman train --help"
-            ]
-        )
+    if not output_dir.has_run:
+        _require_data(resolved)
     is_auto_sized = (
         resolved is not None
         and resolved.task == TRANSLATE
@@ -327,6 +315,27 @@ def _start_training(
         explicit_settings=overridden_settings(file, overrides),
         progress=open_progress(sys.stderr),
         spent=time.process_time(),  # the budget includes the time of the imports
+    )
+
+
+def _require_data(config: Config | None) -> None:
+    """Raise ConfigError unless the settings name training data, or a generated problem."""
+    from dragoman.config.config import TRANSLATE
+    from dragoman.config.set_input_task import GENERATED_PROBLEMS
+
+    if config is not None:
+        data = config.data
+        if data.src or data.pairs or data.train or config.sets.problem in GENERATED_PROBLEMS:
+            return
+        if config.task != TRANSLATE:
+            raise ConfigError(
+                [f"training needs examples; found no --train for task {config.task}; name a file"]
+            )
+    raise ConfigError(
+        [
+            "training needs a corpus; found neither --src and --tgt nor --pairs nor --pair; "
+            "see dragoman train --help"
+        ]
     )
 
 

@@ -22,7 +22,7 @@ _DEVICE_PATTERN = re.compile(r"auto|cpu|(cuda|mps|cpu)(:(0|[1-9][0-9]{0,2}))?")
 
 
 def device_problem(name: str) -> str:
-    """Return what is wrong with a device name, or ""; torch checks whether the device exists."""
+    """Return the problem with a device name, or ""; torch checks whether the device exists."""
     if _DEVICE_PATTERN.fullmatch(name):
         return ""
     return f"the device must be auto, cpu, cuda, cuda:1 or mps; found {name!r}; try auto"
@@ -79,7 +79,7 @@ def check_precision(name: str | None) -> None:
 
 
 def utility_problem(name: object) -> str:
-    """Return what is wrong with the utility of minimum Bayes risk decoding, or ""."""
+    """Return the problem with the utility of minimum Bayes risk decoding, or ""."""
     if name in UTILITIES:
         return ""
     return f"mbr must be one of {', '.join(UTILITIES)}; found {name!r:.60}; try chrf"

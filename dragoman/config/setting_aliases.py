@@ -74,7 +74,7 @@ RENAMED_OPTION_VALUES = {  # by the new name of the option
     "residual": RENAMED_VALUES["model.residual"],
 }
 
-# What other toolkits and papers call a setting.
+# Names of settings in other toolkits and in papers.
 SETTING_SYNONYMS = {
     "train.learning_rate": "lr max_lr peak_lr base_lr",
     "train.batch_tokens": (

@@ -60,7 +60,7 @@ class Setting:
         return f"at most {format_bound(self.at_most)}" if self.at_most is not None else ""
 
     def problem(self, path: str, value: Any) -> str | None:
-        """Return what is wrong with a value of the right type, or ""."""
+        """Return the problem with a value of the right type, or ""."""
         names = self.names()
         if names and value not in names:
             renamed = RENAMED_VALUES.get(path, {}).get(str(value))

@@ -46,7 +46,7 @@ def list_languages(directions: Sequence[str]) -> list[str]:
 
 
 def direction_problems(path: str, directions: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the directions of a setting."""
+    """Yield the problems of the directions of a setting."""
     for text in directions:
         if parse_direction(text) is None:
             yield (
@@ -58,7 +58,7 @@ def direction_problems(path: str, directions: Sequence[str]) -> Iterator[str]:
 def file_language_problems(
     prefix: str, languages: Sequence[str], files: int, directions: Sequence[str]
 ) -> Iterator[str]:
-    """Yield what is wrong with the languages of the file pairs of one corpus."""
+    """Yield the problems of the languages of the file pairs of one corpus."""
     path = f"data.{prefix}languages"
     problems = list(direction_problems(path, languages))
     yield from problems

@@ -124,7 +124,7 @@ def _bad_columns(path: Path, number: int, must: int, found: int, first: int) -> 
 
 
 def _conllu_problem(path: Path, number: int, columns: list[str]) -> BadLine | None:
-    """Return what is wrong with a line of a token, or None."""
+    """Return the problem with a line of a token, or None."""
     if len(columns) != len(CONLLU_FIELDS):
         found = f"{len(columns)}"
         must = f"must have {len(CONLLU_FIELDS)} columns separated by tabs"

@@ -97,7 +97,7 @@ def check_corpus(
 def examine_corpus(
     corpus: Corpus, *, held_out: Corpus | None = None, progress: Callable[[int], None] | None = None
 ) -> CorpusReport:
-    """Return the findings together with what is needed to remove their lines."""
+    """Return the findings together with the data for removing their lines."""
     checker = _CorpusChecker(held_out, progress)
     findings = checker.run(corpus)
     return CorpusReport(findings, checker.pairs, checker.line_count_error, checker)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from dragoman.runtime.counter_rng import derive_key, splitmix64_outputs
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS
 
-# Devlin et al. (2019), section 3.1: what replaces a token that is to be predicted.
+# Devlin et al. (2019), section 3.1: replacements of the tokens to predict.
 MASKED_FRACTION, RANDOM_FRACTION = 0.8, 0.1
 
 
 class MaskedRows(NamedTuple):
-    """Rows with some tokens replaced, and what is to be predicted."""
+    """Rows with some tokens replaced, and the tokens to predict."""
 
     tokens: NDArray[np.int64]  # (B, L)
     positions: NDArray[np.int64]  # (B, P), ascending
@@ -77,8 +77,8 @@ def mask_tokens(
 def factorization_ranks(length: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the ranks (B, length) of an order that predicts positions (B, P) one after another.
 
-    All other tokens have rank 0: they are given, and see each other. Yang et al. (2019), "XLNet",
-    section 2.3, partial prediction.
+    All other tokens have rank 0: they are given, and attend to each other. Yang et al. (2019),
+    "XLNet", section 2.3, partial prediction.
     """
     ranks = np.zeros((len(positions), length), np.int64)
     np.put_along_axis(ranks, positions, np.arange(1, positions.shape[1] + 1)[None], axis=1)

@@ -78,7 +78,7 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def layout(self) -> dict[str, object]:
-        """Return what decides, besides the files' contents, which pairs are read; part of the
+        """Return all that decides which pairs are read, besides the files' contents; part of the
         store's key.
         """
 

@@ -1,7 +1,7 @@
 """Generated sets: maximum of numbers, unique characters, clusters of points.
 
 Each example is a pure function of (seed, index), by counter-based random numbers: there is no end
-to them, and a resumed run sees what the uninterrupted one would have. The problems are those of Lee
+to them, and a resumed run has the sets of the uninterrupted one. The problems are those of Lee
 et al. (2019), section 5; characters are random strokes instead of Omniglot's.
 """
 

@@ -38,7 +38,7 @@ class LabeledText(NamedTuple):
     line: int | str
     text: str
     labels: tuple[str, ...]
-    target: object  # what is compared between equal texts: a set of labels, or a tag sequence
+    target: object  # compared between equal texts: a set of labels, or a tag sequence
     is_multi_label: bool = False  # whether the labels are a list, of any length
     codes: tuple[str, ...] = ()  # findings of the reader
 
@@ -195,7 +195,7 @@ READERS: dict[str, Callable[[], Callable[[Record, FieldNames], RecordExample]]] 
     "language": lambda: _read_language,
     "sets": _SetReader,
 }
-"""What makes the reader of the records of files, by task."""
+"""Constructors of the readers of records, by task."""
 _LABEL_CHECKS = ("broken", "empty", "no-label", "duplicate", "contradiction", "rare-label", "leak")
 # Lines of a text may be empty, and short ones recur.
 _TASK_CHECKS = {
@@ -247,7 +247,7 @@ def check_labels(
 ) -> RecordReport:
     """Check the records of a task's labelled file; overlap is checked with `held_out` records.
 
-    Two texts are equal if their letters and digits are, whatever their case.
+    Two texts are equal if their letters and digits are, ignoring case.
     """
     checks = _TASK_CHECKS[task]
     names = FieldNames(text_field, label_field, second_field)

@@ -76,7 +76,7 @@ class FileSets(SetStore):
 
 
 class GeneratedSets(SetStore):
-    """Sets of a generated problem; its length is what is called an epoch."""
+    """Sets of a generated problem; its length is the size of an epoch."""
 
     def __init__(self, problem: GeneratedProblem, count: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class GeneratedSets(SetStore):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the examples are a function of."""
+        """SHA-256 of the parameters that the examples are a function of."""
         return hashlib.sha256(f"{self.problem.signature} {self._size}".encode()).hexdigest()
 
 

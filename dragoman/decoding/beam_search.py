@@ -57,7 +57,7 @@ class BeamSearch:
 
     @property
     def name(self) -> str:
-        """What messages call the strategy."""
+        """The strategy's name in messages."""
         return "beam search"
 
     @property

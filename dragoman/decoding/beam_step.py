@@ -68,7 +68,7 @@ class _BeamCandidates(NamedTuple):
 
 
 class BeamDecisions(NamedTuple):
-    """What a step decided about the K best continuations of N sentences, (N, K) each."""
+    """The decisions of a step about the K best continuations of N sentences, (N, K) each."""
 
     parents: Tensor  # beam of its sentence that each continues
     tokens: Tensor
@@ -76,7 +76,7 @@ class BeamDecisions(NamedTuple):
     valid: Tensor  # whether it has a slot in the beam
     ended: Tensor  # whether it has one and ended with EOS
     survives: Tensor  # whether it has one and may continue
-    bounds: Tensor  # the best score that what survives can reach; -inf for the others
+    bounds: Tensor  # the best score that a surviving beam can reach; -inf for the others
     active_beams: Tensor  # (N,) beam slots without a finished hypothesis, before the step
     alive: Tensor  # (N,) whether the search of the sentence continues
     step: Tensor  # ()

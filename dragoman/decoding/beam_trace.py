@@ -365,7 +365,7 @@ class _CandidateTable(NamedTuple):
 
 
 class _StepCandidates(NamedTuple):
-    """What the hypotheses of a step can be continued with."""
+    """The candidate continuations of the hypotheses of a step."""
 
     every: _CandidateTable
     allowed: _CandidateTable
@@ -403,7 +403,7 @@ def limit_nodes(trace: BeamTrace, most: int) -> BeamTrace:
     """Return a trace of at most so many nodes; the paths of the n best always stay.
 
     Pruned leaves are removed first, those with the lowest scores first, then other leaves in the
-    same order, and then what became a leaf by that.
+    same order, and then the nodes that became leaves by that.
     """
     excess = len(trace) - most
     if excess <= 0:
@@ -443,10 +443,3 @@ def limit_nodes(trace: BeamTrace, most: int) -> BeamTrace:
         leaves=tuple(int(numbers[leaf]) for leaf in trace.leaves),
         dropped=trace.dropped + int((~keep).sum()),
     )
-
-
-def iter_leaves(trace: BeamTrace) -> Iterator[int]:
-    """Yield the nodes without children, in the order of their steps."""
-    has_children = np.zeros(len(trace), dtype=bool)
-    has_children[trace.parent[1:]] = True
-    yield from np.flatnonzero(~has_children).tolist()

@@ -1,6 +1,6 @@
 """Constraints applied to the logits: tokens that leave no completion get a logit of -inf.
 
-`ConstrainedRows` serves every search strategy. Which tokens are allowed it asks `TokenConstraints`:
+`ConstrainedRows` serves every search strategy. The allowed tokens come from `TokenConstraints`:
 constraints on the text, compiled by `constraint_automaton.py`, or `no_repeat.py`. A forced
 prefix of the target and the minimum length are enforced by `mask_invalid_tokens` in
 `search_interface.py`.
@@ -64,8 +64,8 @@ class ConstrainedRows:
     ) -> list[int]:
         """Set logits of candidates (R, C) without a completion to -inf; return their rows.
 
-        The candidates are those of some rows, by default of all. Only what a search would take is
-        looked at: to complete a line under Mirror and NoCopy takes a search of its own.
+        The candidates are those of some rows, by default of all. Only those that a search would
+        take are checked: completing a line under Mirror and NoCopy takes a search of its own.
         """
         if not self.needs_check:
             return []

@@ -86,7 +86,7 @@ class NotBlank(Constraint):
 
 
 class AutomatonState(NamedTuple):
-    """What is known of the text so far."""
+    """The state of the text so far."""
 
     state: int  # of the DFA
     position: int  # characters written
@@ -188,7 +188,7 @@ class _SearchLimitError(Exception):
 class SentenceConstraints:
     """The automaton of one sentence: which tokens may follow, and how each continues."""
 
-    reason = "constraint"  # what a beam trace calls a token that it forbids
+    reason = "constraint"  # reason in a beam trace for a token that it forbids
 
     def __init__(self, compiled: CompiledConstraints, source: str) -> None:
         self.compiled, self.source = compiled, source
@@ -441,7 +441,7 @@ class SentenceConstraints:
     def _remember(
         self, state: AutomatonState, text: Sequence[str]
     ) -> tuple[Mapping[str, str], Mapping[str, object]]:
-        """Return what Mirror and NoCopy know after some more characters."""
+        """Return the states of Mirror and NoCopy after some more characters."""
         mirrored, owners = dict(state.mirrored), dict(state.owners)
         for at, character in enumerate(text, start=state.position):
             x = self.source[at] if at < len(self.source) else None
@@ -600,7 +600,7 @@ def check_constraints(
 ) -> None:
     """Raise ConstraintError that names the constraints which no output fulfils together.
 
-    `limit_name` is what the user raises for longer outputs.
+    `limit_name` is the option that allows longer outputs.
     """
     if constraints.is_possible(limit, prefix):
         return

@@ -76,7 +76,7 @@ class Constraint(ABC):
         return self.name
 
     def describe(self, source: str) -> str:
-        """Return the constraint with what it demands for a source, for an error message."""
+        """Return the constraint with its requirement for a source, for an error message."""
         return self.label
 
     def expressions(self) -> Iterable[tuple[Expression, bool]]:
@@ -225,7 +225,7 @@ class Regex(Constraint):
     name = "regex"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError with the position of what is wrong in the pattern."""
+        """Raise ConfigError with the position of the error in the pattern."""
         if not isinstance(self.pattern, str):
             raise ConfigError(
                 [f"regex needs a pattern; found {self.pattern!r:.60}; write it in quotes"]
@@ -302,7 +302,7 @@ SOURCE_CONSTRAINTS: Mapping[str, type[Constraint]] = {
 
 
 def constraint_problems(constraints: Any) -> Iterator[str]:
-    """Yield what is wrong with the constraints of a call: they must be a list of Constraint."""
+    """Yield the problems of the constraints of a call: they must be a list of Constraint."""
     is_list = isinstance(constraints, Collection) and not isinstance(constraints, str)
     if not is_list or not all(isinstance(each, Constraint) for each in constraints):
         yield (

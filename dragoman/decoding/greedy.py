@@ -43,7 +43,7 @@ class GreedySearch:
 
     @property
     def name(self) -> str:
-        """What messages call the strategy."""
+        """The strategy's name in messages."""
         return "greedy search"
 
     @property

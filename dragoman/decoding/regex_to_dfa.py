@@ -114,7 +114,7 @@ class Concatenation:
 
 @dataclass(frozen=True, slots=True)
 class Alternation:
-    """Matches what any of its choices matches."""
+    """Matches the union of its choices."""
 
     choices: tuple[Expression, ...]
 
@@ -325,7 +325,7 @@ class _Parser:
 
 
 def parse_pattern(pattern: str) -> Expression:
-    """Return the expression of a pattern; raise ConfigError with the position of what is wrong."""
+    """Return the expression of a pattern; raise ConfigError with the position of the error."""
     try:
         return _Parser(pattern).parse()
     except RecursionError:

@@ -76,7 +76,7 @@ class Sampling:
 
     @property
     def name(self) -> str:
-        """What messages call the strategy."""
+        """The strategy's name in messages."""
         return "sampling"
 
     @property

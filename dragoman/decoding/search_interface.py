@@ -46,7 +46,7 @@ class SearchStrategy(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the strategy: `beam search`."""
+        """The strategy's name in messages: `beam search`."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class TokenConstraints(Protocol):
     """Which tokens may follow in one row: `SentenceConstraints` or `NoRepeatNgram`."""
 
     needs_check: bool  # whether `allowed` is not enough, and `can_complete` must be called
-    reason: str  # what a beam trace calls a token that it forbids
+    reason: str  # reason in a beam trace for a token that it forbids
 
     def start(self) -> Any:
         """Return the state before the first token."""

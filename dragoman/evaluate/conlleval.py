@@ -8,16 +8,15 @@ seqeval in its strict mode, drop such spans and return other scores.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dragoman.text.tag_schemes import find_spans
 
 
 @dataclass(frozen=True, slots=True)
 class SpanCounts:
-    """Numbers of spans of one type, or of all: right, predicted and in the reference."""
+    """Numbers of spans: right, predicted and in the reference."""
 
     right: int
     predicted: int
@@ -46,21 +45,18 @@ class SpanScorer:
 
     tokens: int = 0
     right_tokens: int = 0
-    right: Counter[str] = field(default_factory=Counter)
-    predicted: Counter[str] = field(default_factory=Counter)
-    reference: Counter[str] = field(default_factory=Counter)
+    right: int = 0
+    predicted: int = 0
+    reference: int = 0
 
     def add(self, reference: Sequence[str], predicted: Sequence[str]) -> None:
         """Compare the tags of one sentence; spans never cross sentences."""
         self.tokens += len(reference)
         self.right_tokens += sum(a == b for a, b in zip(reference, predicted, strict=True))
         expected, found = set(find_spans(reference)), set(find_spans(predicted))
-        for counter, spans in (
-            (self.reference, expected),
-            (self.predicted, found),
-            (self.right, expected & found),
-        ):
-            counter.update(span.type for span in spans)
+        self.right += len(expected & found)
+        self.predicted += len(found)
+        self.reference += len(expected)
 
     @property
     def accuracy(self) -> float:
@@ -69,26 +65,9 @@ class SpanScorer:
 
     def overall(self) -> SpanCounts:
         """Return the counts of all types together: the scores that papers report."""
-        return SpanCounts(self.right.total(), self.predicted.total(), self.reference.total())
-
-    def by_type(self) -> dict[str, SpanCounts]:
-        """Return the counts of each type, sorted."""
-        return {
-            kind: SpanCounts(self.right[kind], self.predicted[kind], self.reference[kind])
-            for kind in sorted({*self.predicted, *self.reference})
-        }
-
-
-def score_spans(
-    references: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]
-) -> SpanScorer:
-    """Return the scores of all sentences."""
-    scorer = SpanScorer()
-    for one, other in zip(references, predicted, strict=True):
-        scorer.add(one, other)
-    return scorer
+        return SpanCounts(self.right, self.predicted, self.reference)
 
 
 def span_signature(unit: str) -> str:
-    """Return the signature of a span score: what is counted, and how."""
+    """Return the signature of a span score: the counted units, and how they are counted."""
     return f"{unit}:exact|illegal:repaired|rules:conlleval"

@@ -104,7 +104,7 @@ def _ngram_matches(rows: Sequence[NDArray[np.uint32]], max_order: int) -> list[F
 
 
 def _number(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return small numbers that are equal where the values are."""
+    """Return consecutive ids of the distinct values."""
     return np.unique(values, return_inverse=True)[1].astype(np.int64).reshape(-1)
 
 

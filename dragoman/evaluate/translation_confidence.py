@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 
 class ConfidenceFeatures(NamedTuple):
-    """What a confidence is computed from: a larger value of each speaks for a translation."""
+    """The features of a confidence: a larger value of each means a better translation."""
 
     mean_log_prob: float  # per token: the length-normalized log-probability
     min_log_prob: float  # of the least probable token
@@ -351,7 +351,7 @@ def _fields(found: ConfidenceMap) -> dict[str, Any]:
 
 
 def _find_problem(content: Mapping[str, Any]) -> str:
-    """Return what is wrong with the values of a map; empty if nothing is."""
+    """Return the problem with the values of a map; empty if they are valid."""
     names = {field.name for field in fields(ConfidenceMap)}
     if wrong := sorted(set(content) ^ names):
         return f"{'no' if wrong[0] in names else 'an unknown'} value {wrong[0]!r:.80}"

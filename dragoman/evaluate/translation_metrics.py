@@ -267,12 +267,6 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
     ]
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return the fraction of translations that equal their reference."""
-    check_aligned(hypotheses, references)
-    return sum(map(str.__eq__, hypotheses, references)) / len(references)
-
-
 def check_aligned(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raise DataError unless both have the same number of lines, and the references any text."""
     if len(hypotheses) != len(references):

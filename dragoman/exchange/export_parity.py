@@ -130,8 +130,8 @@ def compare_texts(
     if language:  # Marian reads the code as one token
         texts = [f"{marian_language_code(language)}{text}" for text in texts]
     theirs = [
-        (replace_control_chars(said.text).strip(), said.total)
-        for said in translate(
+        (replace_control_chars(reference.text).strip(), reference.total)
+        for reference in translate(
             texts, [int(decode.max_length_ratio * n) + decode.max_length_extra for n in lengths]
         )
     ]

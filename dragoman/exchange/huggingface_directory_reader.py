@@ -104,8 +104,8 @@ class HuggingFaceDirectory:
                 with native_path(path) as readable, safe_open(readable, framework="pt") as file:
                     found |= {
                         name: file.get_tensor(name).float()
-                        for name, place in self.weight_files.items()
-                        if place == path
+                        for name, file_path in self.weight_files.items()
+                        if file_path == path
                     }
             except (SafetensorError, OSError) as error:
                 raise corrupt_file_error(path, str(error)) from error
@@ -178,17 +178,17 @@ def read_sentencepiece(path: Path, vocabulary: Mapping[str, int]) -> bytes:
         if not data:
             raise RuntimeError("an empty file")
         processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-        pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+        subwords = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
         processor.decode(processor.encode("a b", out_type=str))
     except (RuntimeError, ValueError, UnicodeError) as error:
         found = f"{len(data)} bytes of another format ({' '.join(str(error).split())[:80]})"
         raise BundleError(
             f"{path} must be a SentencePiece model", found=found, fix=RETRY_HINT
         ) from error
-    if vocabulary.keys().isdisjoint(set(pieces) - set(SPECIAL_TOKENS)):
+    if vocabulary.keys().isdisjoint(set(subwords) - set(SPECIAL_TOKENS)):
         raise BundleError(
             f"{path} must have its pieces in vocab.json",
-            found=f"none of {len(pieces)} there",
+            found=f"none of {len(subwords)} there",
             fix=RETRY_HINT,
         )
     return data

@@ -250,8 +250,8 @@ def _save_tokenizer(tokenizers: Tokenizers, config: Config, directory: Path) -> 
                 for language, number in tokenizer.tag_ids.items()
             }
             ids = {
-                codes.get(number, piece): number
-                for number, piece in enumerate(tokenizer.tokens(range(len(tokenizer))))
+                codes.get(number, token): number
+                for number, token in enumerate(tokenizer.tokens(range(len(tokenizer))))
             }
             files[name] = json.dumps(ids, ensure_ascii=False, indent=1).encode()
     for name, data in files.items():

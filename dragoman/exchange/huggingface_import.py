@@ -190,7 +190,7 @@ def _map_vocabulary(vocabularies: Mapping[str, int], size: int, start: int) -> V
     """Return a vocabulary in our order: PAD, BOS, EOS and UNK first, the rest unchanged."""
     pad, end, unknown = (vocabularies[SPECIAL_TOKENS[each]] for each in (0, 2, 3))
     first = [pad, start, end, unknown]
-    spelt = {number: piece for piece, number in vocabularies.items()}
+    spelt = {number: subword for subword, number in vocabularies.items()}
     rest = [number for number in range(size) if number not in first]
     # A special token that is an ordinary token there, and ids without a token, get unused names.
     taken = set(SPECIAL_TOKENS)

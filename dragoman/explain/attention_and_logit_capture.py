@@ -73,7 +73,7 @@ class CapturedSite(NamedTuple):
 
 
 class PairCapture(NamedTuple):
-    """What one teacher-forced pass over a sentence pair computed."""
+    """The results of one teacher-forced pass over a sentence pair."""
 
     sites: list[CapturedSite]
     logits: Tensor  # (T, V) float32, on the CPU
@@ -156,7 +156,7 @@ def _with_next_letter(site: AttentionSite) -> AttentionSite:
 
 
 def row_sum(module: nn.Module) -> str:
-    """Return what the rows of an attention's weights sum to by its definition."""
+    """Return the sum of the rows of an attention's weights by its definition."""
     if isinstance(module, MultiHead) and module.mix_weights is not None:
         return "none"  # talking heads mix distributions by a trained matrix
     if isinstance(module, Mechanism) and not module.alignment.rows_sum_to_one:
@@ -235,7 +235,7 @@ def _capture_site(
 
 
 def _projected_values(module: nn.Module, values: Tensor, sources: int) -> Tensor:
-    """Return what each value (H, S, Dv) adds to the module's output if its weight is 1: (H, S, D).
+    """Return each value's (H, S, Dv) term in the module's output at weight 1: (H, S, D).
 
     It is the value times the head's part of the output matrix; a mechanism has no such matrix.
     """
@@ -264,7 +264,7 @@ def output_scale(module: nn.Module, sources: int) -> float:
 def _alignment_extras(
     module: nn.Module, recorded: AttentionRecord, row: int, captured: CapturedSite
 ) -> dict[str, NDArray[np.generic]]:
-    """Return what only some alignments have, by name: "p_choose" of x0 is "x0.p_choose"."""
+    """Return arrays of particular alignments by name: "p_choose" of x0 is "x0.p_choose"."""
     if not isinstance(module, Mechanism):
         return {}
     alignment, name = module.alignment, captured.site.id

@@ -1,6 +1,6 @@
 """Labels of attention heads: what each does in one example; `head_ablation.py` switches them off.
 
-A label is computed, never guessed; its score is what the threshold is compared with.
+A label is computed, never guessed; its score is compared with a threshold.
 
 | label       | a head has it if, averaged over the rows where it could be,                        |
 | ----------- | ---------------------------------------------------------------------------------- |
@@ -153,7 +153,7 @@ def _key_labels(
     keys: Axis,
     ranks: Mapping[str, int],
 ) -> list[tuple[str, float]]:
-    """Return labels of heads that read certain keys, whatever the query."""
+    """Return labels of heads that read certain keys for every query."""
     count = len(keys.tokens)
     sinks = keys.mask([token.special or at == 0 for at, token in enumerate(keys.tokens)])
     kinds = {"sink": sinks}

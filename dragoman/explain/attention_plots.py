@@ -85,12 +85,12 @@ class AttentionView(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What is shown, on one line."""
+        """A description of the map, on one line."""
         return f"{self.what}: {self.row_axis} over {self.column_axis}"
 
 
 def title_lines(explanation: Explanation) -> list[str]:
-    """Return the input and the output, an arrow before what the model wrote itself."""
+    """Return the input and the output, an arrow before the model's own output."""
     texts = [" ".join(text.split()) for text in (explanation.text, explanation.translation)]
     task = explanation.model.get("task")
     is_output = bool(texts[0]) and task != "pairs"

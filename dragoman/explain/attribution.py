@@ -14,7 +14,7 @@ without its position, and b the mean of all embeddings of its vocabulary: an ave
 | occlusion            | f_t - f_t with x_s = b: what is lost without the token           | S + T |
 
 The cost is in backward passes, or forward passes for the last two. `attention_x_gradient` and
-`value_zeroing` have no sign; of the others, a positive number speaks for the target token.
+`value_zeroing` have no sign; of the others, a positive number favors the target token.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def attribution_fields(found: TokenAttribution) -> tuple[Attribution, dict[str, 
 
 
 def attribution_note(pair: TeacherForcedPair) -> str:
-    """Return what the gradient methods leave out in this model, in a sentence; or nothing.
+    """Return a sentence about what the gradient methods leave out in this model, or "".
 
     A hard choice of source positions has no gradient: the numbers are then those of the choice that
     was made.
@@ -184,7 +184,7 @@ def known_methods(model: nn.Module) -> list[str]:
 def attribute_with_heads(
     pair: TeacherForcedPair,
 ) -> tuple[list[TokenAttribution], dict[str, NDArray[np.float32]]]:
-    """Return what the same backward passes have: two attributions, and `estimate_head_effects`.
+    """Return two attributions and `head_estimates` from the same backward passes.
 
     `attention_x_gradient` comes first if the model has cross-attention, then `input_x_gradient`.
     """
@@ -226,8 +226,8 @@ def integrated_gradients(pair: TeacherForcedPair, *, max_gap: float = MAX_GAP) -
 
     Sundararajan, Taly and Yan (2017). All tokens, of both sides, fade in together, so a row sums
     to f_t(x) - f_t(b) over source and target (completeness). The baseline b is the mean embedding
-    and not zero: norms have no gradient worth the name at zero. The integral is a Clenshaw-Curtis
-    sum; its points are doubled until `gap` is at most `max_gap`, or 129 are used.
+    and not zero, where normalization layers have no useful gradient. The integral is a
+    Clenshaw-Curtis sum; its points are doubled until `gap` is at most `max_gap`, or 129 are used.
     """
     inputs = _embed(pair)
     with torch.no_grad():

@@ -150,7 +150,7 @@ def _iter_lines(trace: BeamTrace, alternatives: int) -> Iterator[_Line]:
         others = [each for each in children[node] if each != main]
         branches = [each for each in others if children[each] or trace.reason[each] == KEPT]
         leaves = [each for each in others if each not in branches]
-        # What ended as an output is always shown.
+        # Finished outputs are always shown.
         ended = [each for each in leaves if trace.reason[each] in (FINISHED, WORSE_FINISHED)]
         dropped = [each for each in leaves if each not in ended]
         shown = sorted([*branches, *ended, *dropped[:alternatives]])

@@ -77,7 +77,7 @@ class SentenceEffect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OcclusionExplanation:
-    """The label of a text, and what each of its words and sentences has to do with it."""
+    """The label of a text, and the effect of each of its words and sentences on it."""
 
     text: str
     label: str
@@ -245,10 +245,10 @@ def merge_into_words(
     """
     words, sums = list[CharacterSpan](), list[float]()
     for at, span in enumerate(spans):
-        piece = text[span.start : span.end]
+        part = text[span.start : span.end]
         stripped = CharacterSpan(
-            span.start + len(piece) - len(piece.lstrip()),
-            span.end - len(piece) + len(piece.rstrip()),
+            span.start + len(part) - len(part.lstrip()),
+            span.end - len(part) + len(part.rstrip()),
         )
         weight = 0.0 if weights is None else weights[at]
         if stripped.start >= stripped.end:  # only a space: its weight goes to the word before it

@@ -64,7 +64,7 @@ td.number, th.number { text-align: right; }
 def render_explanation(explanation: OcclusionExplanation, *, width: int = 80) -> Text:
     """Return the explanation as text of at most `width` columns.
 
-    Colors repeat what the numbers state, so that nothing is lost without them.
+    Colors repeat the numbers, so that nothing is lost without them.
     """
     shown = Text()
     others = [
@@ -89,20 +89,20 @@ def _shade_text(explanation: OcclusionExplanation, width: int) -> Text:
     """Return the text with each word's background shaded by its drop, wrapped to the width."""
     shown, used, at, scale = Text("  "), 0, 0, explanation.scale
     for word in explanation.words:
-        piece = escape_unprintable(word.text)
+        shown_text = escape_unprintable(word.text)
         gap = " " if word.span.start > at and used else ""
-        if used and used + cell_len(gap + piece) > width - 2:
+        if used and used + cell_len(gap + shown_text) > width - 2:
             shown.append("\n  ")
             gap, used = "", 0
         shown.append(gap)
-        shown.append(piece, _shade(word, scale))
-        used += cell_len(gap + piece)
+        shown.append(shown_text, _shade(word, scale))
+        used += cell_len(gap + shown_text)
         at = word.span.end
     return shown.append("\n")
 
 
 def _shade(word: WordEffect, scale: float) -> Style:
-    """Return the style of a word: green where the label needs it, red where it speaks against."""
+    """Return the style of a word: green where it supports the label, red where it opposes it."""
     strength = abs(word.drop or 0.0) / scale
     if strength < _LEAST_SHADED:
         return Style()
@@ -144,8 +144,8 @@ def _append_words(shown: Text, explanation: OcclusionExplanation) -> None:
         bar = ("█" if supports else "░") * length
         shown.append(f"{bar:{_BAR_CELLS}}", "green" if supports else "red")
         shown.append(f"  {_shorten(escape_unprintable(word.text), _WORD_CELLS)}")
-        place = _sentence_of(explanation, word)
-        shown.append(f"  (sentence {place})\n" if place else "\n", "dim")
+        number = _sentence_of(explanation, word)
+        shown.append(f"  (sentence {number})\n" if number else "\n", "dim")
     shown.append(
         "drop: how much less probable the label is when it is left out; below 0, more\n", "dim"
     )
@@ -207,7 +207,7 @@ def render_html(explanations: Iterable[OcclusionExplanation], *, title: str = "E
         f"<title>{_escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
         f"<h1>{_escape(title)}</h1>\n"
         '<p class="note">Drop: how much less probable the label is when the word is left out; '
-        "green words support the label, red words speak against it."
+        "green words support the label, red words oppose it."
         + (
             " Weight: the model's attention; a large weight need not mean a large effect."
             if weights

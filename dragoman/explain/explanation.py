@@ -101,7 +101,7 @@ class AttentionSite:
 
 @dataclass(frozen=True, slots=True)
 class HeadSummary:
-    """What one head does in this example, in a few numbers."""
+    """Statistics of one head in this example."""
 
     site: str
     head: int
@@ -141,7 +141,7 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ablation:
-    """What changes when heads or other parts of a model are switched off."""
+    """The effect of switching off heads or other parts of a model."""
 
     off: list[str]
     effect: list[float]  # change of each explained output's log-probability, teacher-forced

@@ -43,7 +43,7 @@ _PENALTY = re.compile(r"gnmt (\d+(?:\.\d+)?(?:e-?\d+)?)")
 
 
 def check_explanation(explanation: Explanation) -> list[str]:
-    """Return what is wrong with an explanation in itself: weights, score, steps, token spans."""
+    """Return the inconsistencies within an explanation: weights, score, steps, token spans."""
     return [
         *_check_rows(explanation),
         *_check_score(explanation),
@@ -64,7 +64,7 @@ def check_against_model(explanation: Explanation, model: EncoderDecoder) -> list
 
 
 def check_wire_form(explanation: Explanation, budget: int | None) -> list[str]:
-    """Return what is wrong with the JSON form of an explanation, pooled rows included."""
+    """Return the inconsistencies of the JSON form of an explanation, pooled rows included."""
     values = explanation.to_dict(budget)
     problems = [f"JSON form: {problem}" for problem in find_problems(values)]
     size = len(explanation.to_json(budget).encode())
@@ -105,7 +105,7 @@ def check_wire_form(explanation: Explanation, budget: int | None) -> list[str]:
 
 
 def check_spans(text: TokenizedText) -> list[str]:
-    """Return what is wrong with the spans of a text's tokens."""
+    """Return the problems of the spans of a text's tokens."""
     spans = [token.span for token in text.tokens]
     problems = list[str]()
     at = 0
@@ -132,7 +132,7 @@ def check_spans(text: TokenizedText) -> list[str]:
 
 
 def _check_rows(explanation: Explanation) -> Iterator[str]:
-    """Yield what is wrong with sums of rows, masked keys, and shapes."""
+    """Yield the problems of row sums, masked keys, and shapes."""
     lengths = {
         "source": len(explanation.source.tokens),
         "target": len(explanation.target.tokens),
@@ -181,7 +181,7 @@ def _check_score(explanation: Explanation) -> Iterator[str]:
 
 
 def _check_steps(explanation: Explanation) -> Iterator[str]:
-    """Yield what is wrong with the distributions of the steps."""
+    """Yield the problems of the distributions of the steps."""
     if [step.id for step in explanation.steps] != [
         token.id for token in explanation.target.tokens
     ] and explanation.model.get("task", "translate") == "translate":
@@ -205,7 +205,7 @@ def _check_weights(
     source: Sequence[int],
     target: Sequence[int],
 ) -> Iterator[str]:
-    """Yield where weights times values, projected, are not what left a module."""
+    """Yield where weights times values, projected, differ from the module's output."""
     device = next(model.parameters()).device
     src, _ = pad_sources([source], device)
     tgt_in, _ = pad_batch([[BOS, *target[:-1]]], device)
@@ -245,7 +245,7 @@ def _check_contributions(
     parts: Sequence[LocatedSite],
     sources: int,
 ) -> Iterator[str]:
-    """Yield where a contribution is not the norm of what one weight times its value adds."""
+    """Yield where a contribution is not the norm of one weight times its projected value."""
     nothing = _project(module, torch.zeros_like(values), sources)
     norms = list[Tensor]()
     for head in range(values.size(0)):
@@ -267,7 +267,7 @@ def _check_contributions(
 def _run_with_hooks(
     model: EncoderDecoder, src: Tensor, tgt_in: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, AttentionRecord]]:
-    """Run the model; return what left each attention, (T, D), and the records of its values."""
+    """Run the model; return the output (T, D) of each attention, and the records of its values."""
     outputs = dict[str, Tensor]()
     handles = []
 

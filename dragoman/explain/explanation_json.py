@@ -6,7 +6,7 @@ The fields are documented in `docs/explanation.md`, and `schema.json` is their s
 Tensors are quantized and in base64: weights are `u8` with square-root companding (value = scale *
 (u / 255)²: worst error 0.004 at 1, 4e-6 near 0), small signed matrices and vectors `f32`, large
 signed ones `i8` with a scale, integers exact. Pooling in groups of positions sums keys and averages
-queries, so that rows still sum to what they summed to.
+queries, so that the sums of the rows stay the same.
 """
 
 from __future__ import annotations
@@ -441,7 +441,7 @@ def _beam_reasons() -> list[str]:
 
 
 def _round(value: float | None, digits: int = 6) -> float | None:
-    """Return a number rounded for JSON; None and what is not finite are None."""
+    """Return a number rounded for JSON; None and non-finite numbers are None."""
     if value is None or not math.isfinite(value):
         return None
     return round(float(value), digits)

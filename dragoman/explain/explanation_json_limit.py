@@ -94,7 +94,7 @@ class EncodedExplanation:
         )
 
     def _cuts(self) -> list[Callable[[], None]]:
-        """Return what else can be cut, gentlest first."""
+        """Return the remaining cuts, the one that loses least first."""
         explanation = self._explanation
         position = explanation.positions.get("tensor")
         return [
@@ -136,9 +136,9 @@ class EncodedExplanation:
         """Pool all matrices by the smallest factor that fits; whether one up to `largest` does."""
         names = self._matrices()
         # Names of the pooled matrices and the exact heads are listed in `limits`.
-        room = budget - self._bytes(without=names) - sum(len(name) + 3 for name in names)
+        bytes_left = budget - self._bytes(without=names) - sum(len(name) + 3 for name in names)
         sites = {site.tensor: site for site in self._explanation.sites}
-        if sum(_tensor_bytes(name, self.arrays[name], None) for name in names) <= room:
+        if sum(_tensor_bytes(name, self.arrays[name], None) for name in names) <= bytes_left:
             return True
         for factor in range(2, largest + 1):
             edges = functools.cache(functools.partial(self._edges, factor))
@@ -157,8 +157,8 @@ class EncodedExplanation:
             sizes = sum(
                 _pooled_bytes(name, self.arrays[name].shape[0], pools[name]) for name in names
             )
-            if sizes <= room:
-                self._apply_pools(pools, factor, room - sizes)
+            if sizes <= bytes_left:
+                self._apply_pools(pools, factor, bytes_left - sizes)
                 return True
         return False
 
@@ -166,15 +166,15 @@ class EncodedExplanation:
         """Return the borders of groups of an axis."""
         return pool_edges(length, factor, self._words(axis))
 
-    def _apply_pools(self, pools: Mapping[str, Pool], factor: int, room: int) -> None:
+    def _apply_pools(self, pools: Mapping[str, Pool], factor: int, bytes_left: int) -> None:
         """Pool matrices, and keep the strongest heads exact beside them if they fit."""
         exact = dict[str, Array]()
         for head in self._strongest_heads():
             name, weights = f"{head.name}.w", self.arrays.get(f"{head.site}.w")
             if weights is None or f"{head.site}.w" not in pools:
                 continue
-            room -= _tensor_bytes(name, weights[head.head], None) + len(head.name) + 3
-            if room < 0:
+            bytes_left -= _tensor_bytes(name, weights[head.head], None) + len(head.name) + 3
+            if bytes_left < 0:
                 break
             exact[name] = weights[head.head]
             self.limits["exact"].append(head.name)
@@ -208,7 +208,7 @@ class EncodedExplanation:
         }.get(axis, [])
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Leave tensors out, and what refers to them."""
+        """Leave tensors out, and all references to them."""
         gone = [name for name in names if name in self.arrays]
         for name in gone:
             del self.arrays[name]
@@ -248,14 +248,14 @@ class EncodedExplanation:
         kept = trimmed_nodes(nodes, most, self.parts["beam"]["reasons"].index("beam_full"))
         if len(kept) == len(nodes["parent"]):
             return
-        places = {int(node): at for at, node in enumerate(kept)} | {-1: -1}
+        new_index = {int(node): at for at, node in enumerate(kept)} | {-1: -1}
         for name in BEAM_FIELDS:
             self.arrays[f"beam.{name}"] = nodes[name][kept]
         self.arrays["beam.parent"] = np.asarray(
-            [places[int(parent)] for parent in nodes["parent"][kept]]
+            [new_index[int(parent)] for parent in nodes["parent"][kept]]
         )
         for entry in self.parts["nbest"]:
-            entry["leaf"] = None if entry["leaf"] is None else places[entry["leaf"]]
+            entry["leaf"] = None if entry["leaf"] is None else new_index[entry["leaf"]]
         self.parts["beam"]["dropped"] += len(nodes["parent"]) - len(kept)
         self.limits["dropped"] = sorted({*self.limits["dropped"], "beam.nodes"})
 

@@ -26,7 +26,6 @@ from dragoman.explain.teacher_forced_pass import (
     TeacherForcedPair,
     attention_parts,
     scaled_heads,
-    target_gradients,
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_language_model import PrefixLM
@@ -81,7 +80,7 @@ def select_heads(sites: Sequence[AttentionSite], names: Sequence[str]) -> dict[s
 def heads_switched_off(model: nn.Module, off: HeadSelection, *, sources: int = 0) -> Iterator[None]:
     """Switch heads off within the block, for this thread; attentions compute explicit weights.
 
-    `sources` is the number of source tokens, which a prefix LM needs. With nothing off, all is as
+    `sources` is the number of source tokens, which a prefix LM needs. Without heads off, all is as
     in the unchanged model with explicit weights, bit for bit.
     """
     parts = attention_parts(model)
@@ -119,20 +118,6 @@ def ablate_heads(pair: TeacherForcedPair, off: HeadSelection) -> NDArray[np.floa
     return _to_numpy(after - before)
 
 
-def estimate_head_effects(pair: TeacherForcedPair) -> dict[str, NDArray[np.float32]]:
-    """Return estimates of the effect of every head: (H,) for each attention; see `head_estimates`.
-
-    It takes as many backward passes as the target has tokens, batched.
-    """
-    parts = attention_parts(pair.model)
-    if not parts:
-        return {}
-    with torch.inference_mode(False), torch.no_grad():
-        embedded = pair.embed_source(), pair.embed_target()
-    heads = {path: part.heads for path, part in parts.items()}
-    return head_estimates(target_gradients(pair, *embedded, heads))
-
-
 def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]:
     r"""Return estimates of the effect of every head from its slopes: (H,) for each attention.
 
@@ -148,12 +133,6 @@ def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]
         path: _to_numpy((nn.functional.logsigmoid(log_odds - slopes.sum(-1)) - before).sum(0))
         for path, slopes in gradients.keys.items()
     }
-
-
-def measure_head_effects(pair: TeacherForcedPair) -> Iterator[HeadEffect]:
-    """Yield the effect of each head that is off alone, decoder's heads first."""
-    for batch in head_batches(pair):
-        yield from measure_head_batch(pair, batch)
 
 
 def head_batches(pair: TeacherForcedPair) -> list[list[tuple[str, int]]]:

@@ -141,7 +141,7 @@ def make_steps(given: TaskExplainer, log_probs: Tensor, ids: Sequence[int]) -> l
 
 
 def ablate_task(given: TaskExplainer, explanation: Explanation, heads: Sequence[str]) -> Ablation:
-    """Return what changes when heads are switched off besides those that are off already.
+    """Return the effect of switching heads off, besides those that are off already.
 
     `effect` is the change of each explained output; the new output, its steps and its score are
     those of a fresh pass.

@@ -253,7 +253,7 @@ def undrawable_chars(texts: Iterable[str]) -> list[str]:
 
 
 def warn_about_glyphs(texts: Sequence[str]) -> None:
-    """Log one line about what no installed font can draw, or this matplotlib cannot shape."""
+    """Log one line about characters that no font can draw, or this matplotlib cannot shape."""
     missing = undrawable_chars(texts)
     if missing:
         shown = ", ".join(f"{char} U+{ord(char):04X}" for char in missing[:_SHOWN_MISSING])

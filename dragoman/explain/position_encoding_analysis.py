@@ -1,6 +1,6 @@
 """How the order of tokens enters a model: position vectors, relative scores, reach; and a figure.
 
-What a model adds to its embeddings is shown as the similarity of positions; what it adds inside
+Vectors added to the embeddings are shown as the similarity of positions; terms inside
 self-attention as a curve for each head: the part of the score that the distance decides, averaged
 over the queries (and keys) of the sentence. Convolutions and windows have a reach.
 
@@ -171,8 +171,8 @@ def describe_reach(model: nn.Module) -> tuple[int | None, str]:
     found = [(name, reach) for name, stack in sides if (reach := _stack_reach(stack)) is not None]
     if not found:
         return None, ""
-    said = " and ".join(f"{reach} in the {name}" for name, reach in found)
-    return found[0][1], f"A position sees at most this many tokens to the left: {said}."
+    ranges = " and ".join(f"{reach} in the {name}" for name, reach in found)
+    return found[0][1], f"A position sees at most this many tokens to the left: {ranges}."
 
 
 def _stack_reach(stack: Stack) -> int | None:
@@ -291,7 +291,7 @@ class PositionEncodingTable(NamedTuple):
 
 
 class PositionCurves(NamedTuple):
-    """What is added to scores, or multiplies them, at each distance of key and query."""
+    """The term added to scores, or their factor, at each distance of key and query."""
 
     where: str
     kind: str

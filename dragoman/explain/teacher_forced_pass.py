@@ -39,8 +39,8 @@ class TeacherForcedPair(NamedTuple):
 
     model: GenerativeModel
     src: Tensor | None  # (1, S), the end of sentence last; None for a language model
-    tgt_in: Tensor  # (1, T), what the decoder reads: <s>, then the target without its last token
-    tgt_out: Tensor  # (T,), what it is to predict
+    tgt_in: Tensor  # (1, T), the decoder's input: <s>, then the target without its last token
+    tgt_out: Tensor  # (T,), the tokens to predict
 
     @classmethod
     def build(
@@ -73,7 +73,7 @@ class TeacherForcedPair(NamedTuple):
 
     def max_rows(self) -> int:
         """Return how many copies of this pair make a batch of bounded memory."""
-        # What linear layers write, twice for what lies between them, and three tensors of logits.
+        # Outputs of linear layers, twice for the tensors between them, and three of logits.
         widths = sum(
             module.out_features for module in self.model.modules() if isinstance(module, nn.Linear)
         )

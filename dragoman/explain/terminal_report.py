@@ -50,7 +50,7 @@ METHOD_NAMES = {
     "value_zeroing": "value zeroing",
     "occlusion": "occlusion",
 }
-# What a rank correlation is called, from this value on.
+# Words for rank correlations, each from its lower bound on.
 _AGREEMENT = ((0.7, "agree"), (0.4, "agree in part"), (0.1, "agree weakly"))
 # Weights of the whole input over several levels of attention, by the name of the extra.
 _IMPORTANCE = {"word_importance": "attention, all levels", "element_importance": "attention"}
@@ -262,7 +262,7 @@ def render_report(
 ) -> Text:
     """Return the whole report in lines of at most `width` columns.
 
-    Styles repeat what characters and numbers state, so that nothing is lost without them. Raise
+    Styles repeat characters and numbers, so that nothing is lost without them. Raise
     ConfigError for a kind, layer or head that the model does not have.
     """
     views = select_views(explanation, kind=kind, layer=layer, head=head)
@@ -369,8 +369,8 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
             for id_, text, logprob in step.top
             if id_ != step.id and text != step_text(step)
         ][:MAX_RUNNERS_UP]
-        room = width - cell_len(start) - 1
-        part.append(_join_that_fits([*notes, *others], room).rstrip() + "\n", "dim")
+        cells_left = width - cell_len(start) - 1
+        part.append(_join_that_fits([*notes, *others], cells_left).rstrip() + "\n", "dim")
     return part.append_text(_more_rows(len(steps)))
 
 
@@ -381,7 +381,7 @@ def _more_rows(count: int) -> Text:
 
 
 def _step_notes(step: Step, *, all_forced: bool) -> list[str]:
-    """Return what is unusual about a step; of a reference every token is forced."""
+    """Return notes on a step; of a reference every token is forced."""
     notes = []
     if step.forced and not all_forced:
         notes.append("forced")
@@ -473,12 +473,13 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         heading, labels = "words of", ["first sentence", "second sentence"]
         shown = [_split_sentences(values, len(word_texts(explanation.source))) for values in shown]
     size = min(16, max(cell_len(heading), *(cell_len(label) for label in labels)))
-    room = (width - size - 2 * len(sides)) // len(sides)
-    headings = "  ".join(fit_cells(name, room) for name, _ in sides)
+    cells_left = (width - size - 2 * len(sides)) // len(sides)
+    headings = "  ".join(fit_cells(name, cells_left) for name, _ in sides)
     part.append(f"{fit_cells(heading, size)}  {headings}".rstrip() + "\n", "dim")
     for at, label in enumerate(labels[:MAX_ROWS]):
         cells = "  ".join(
-            fit_cells(_strongest(values[at], inputs.names, room), room) for values in shown
+            fit_cells(_strongest(values[at], inputs.names, cells_left), cells_left)
+            for values in shown
         )
         part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
     part.append_text(_more_rows(len(labels)))
@@ -486,7 +487,7 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         whole = "both rows" if len(labels) > len(rows) else "the row"
         note = f"attribution: fractions of {whole}"
         if any((values < 0).any() for _, values in sides):
-            note += "; a minus speaks against the output"
+            note += "; a minus lowers the probability of the output"
         for line in wrap_cells(note, width):
             part.append(f"{line}\n", "dim")
     if len(sides) == 2:
@@ -566,7 +567,7 @@ def _attended_words(
     rows: Sequence[tuple[int, int]],
     inputs: _Inputs,
 ) -> tuple[str, AttentionWeights] | None:
-    """Return attention from output to input by words: what is shown above, or the mean."""
+    """Return attention from output to input by words: of the map above, or the mean."""
     found: list[tuple[str, AttentionWeights | None]] = []
     columns = "source tokens" if explanation.source.tokens else "target tokens before them"
     found += [
@@ -615,7 +616,7 @@ def _agreement(one: AttentionWeights, other: AttentionWeights, width: int) -> Te
     return part
 
 
-# What is off, and what is missing
+# Heads that are off, and missing parts
 
 
 def _off_part(explanation: Explanation, width: int) -> Text:
@@ -630,7 +631,7 @@ def _off_part(explanation: Explanation, width: int) -> Text:
 
 
 def _missing_part(explanation: Explanation, width: int) -> Text:
-    """Return what the model does not have, a sentence each."""
+    """Return the parts that the model lacks, a sentence each."""
     sentences = list(dict.fromkeys(explanation.missing.values()))
     if not sentences:
         return Text()

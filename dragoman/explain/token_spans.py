@@ -126,13 +126,13 @@ def _find_ends(text: str, tokens: Sequence[str], special: Sequence[bool]) -> lis
         surface = token.translate(_CONTROL_CHARACTERS)
         begin, end = _find_surface(text, at, surface, skip=bool(waiting))
         if end > at or not surface:
-            for place, unknown in enumerate(waiting):
-                ends[unknown] = begin if place == len(waiting) - 1 else min(begin, at + place + 1)
+            for index, unknown in enumerate(waiting):
+                ends[unknown] = begin if index == len(waiting) - 1 else min(begin, at + index + 1)
             waiting = []
             at = max(at, end)
         ends.append(at)
-    for place, unknown in enumerate(waiting):
-        ends[unknown] = min(len(text), at + place + 1)
+    for index, unknown in enumerate(waiting):
+        ends[unknown] = min(len(text), at + index + 1)
     return _monotone(ends)
 
 
@@ -143,12 +143,12 @@ def _find_surface(text: str, at: int, surface: str, *, skip: bool) -> tuple[int,
     bare = surface.lstrip(" ")
     if not bare:
         return at, at
-    places = [
+    candidates = [
         (found, found + len(wanted))
         for wanted in (surface, bare)
         if (found := text.find(wanted, at, at + _MAX_SKIPPED + len(wanted))) >= 0
     ]
-    return min(places, default=(at, at))
+    return min(candidates, default=(at, at))
 
 
 def _match_byte(text: str, at: int, byte: bytes, rest: bytes) -> tuple[int, bytes]:

@@ -38,7 +38,7 @@ METRICS: Mapping[str, tuple[str, bool]] = {
 
 
 class RunLog(NamedTuple):
-    """What a run's log.jsonl has for its curves."""
+    """The curves of a run, from its log.jsonl."""
 
     label: str
     steps: list[dict[str, Any]]

@@ -101,9 +101,9 @@ def list_heads(explanation: Explanation, most: int) -> list[str]:
 
 
 def add_ablations(predictor: Any, explanation: Explanation, heads: Sequence[str]) -> Explanation:
-    """Return the explanation with what changes when each head is switched off by itself.
+    """Return the explanation with the effect of switching off each head alone.
 
-    A page that was written to a file shows these; a served one asks for any.
+    A page that was written to a file shows only these; a served one computes any.
     """
     found = {head: predictor.ablate(explanation, [head]).to_dict() for head in heads}
     return dataclasses.replace(explanation, ablations={**explanation.ablations, **found})
@@ -217,7 +217,7 @@ def _align(before: list[int], after: list[int]) -> list[tuple[int | None, int | 
 
 
 def _align_middle(before: list[int], after: list[int]) -> list[tuple[int | None, int | None]]:
-    """Align what lies between equal ends by the least edit distance; of equal ones, the first."""
+    """Align the parts between equal ends by the least edit distance; of equal ones, the first."""
     rows, columns = len(before), len(after)
     if rows * columns > MAX_COMPARED:
         paired = min(rows, columns)

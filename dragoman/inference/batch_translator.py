@@ -127,7 +127,7 @@ class BatchTranslator:
     def select_engine(
         self, strategy: SearchStrategy, longest: int = 0, *, constrained: bool = False
     ) -> Engine:
-        """Return the engine, or the native one for what the engine does not support."""
+        """Return the engine, or the native one for requests that the engine does not support."""
         engine = self.engine
         if engine is self.native:
             return engine
@@ -189,7 +189,7 @@ class BatchTranslator:
         )
 
     def encode_prefix(self, options: TranslationOptions) -> list[int]:
-        """Return the forced tokens; raise DataError for what the model cannot read or write."""
+        """Return the forced tokens; raise DataError for tokens outside the model's vocabulary."""
         prefix = list(options.prefix_ids or ())
         if options.prefix and options.prefix.strip():
             prefix = self._tokenizers.tgt.encode(options.prefix)

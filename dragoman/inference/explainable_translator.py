@@ -62,7 +62,7 @@ class TranslationExplainer(abc.ABC):
     """The methods of a `Translator` that explain its translations.
 
     An explanation is of one search, on the native engine. What it does not hold is computed from
-    it when it is asked for: another attribution, heads switched off, another token at a step.
+    it on request: another attribution, heads switched off, another token at a step.
     """
 
     tokenizers: Tokenizers
@@ -167,7 +167,7 @@ class TranslationExplainer(abc.ABC):
         )
 
     def ablate(self, explanation: Explanation, heads: Sequence[str], **options: Any) -> Ablation:
-        """Return what changes when heads such as "x3.2" are switched off.
+        """Return the effect of switching off heads such as "x3.2".
 
         `effect` is the change of each target token's log-probability under teacher forcing. The
         new translation is a search with the explanation's beam, length penalty and prefix; options

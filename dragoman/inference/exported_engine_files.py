@@ -100,11 +100,11 @@ def publish_engine(
 
 def require_replaceable(final: Path) -> None:
     """Raise BundleError unless `final` is free, or holds an engine and no unlisted files."""
-    for place in (final.parent, final):
-        if place.is_symlink():
-            found = f"a symbolic link to {os.readlink(place)!r:.120}"
+    for directory in (final.parent, final):
+        if directory.is_symlink():
+            found = f"a symbolic link to {os.readlink(directory)!r:.120}"
             raise BundleError(
-                f"{place} must be a folder of the model itself",
+                f"{directory} must be a folder of the model itself",
                 found=found,
                 fix="remove the link, or use --out",
             )
@@ -156,10 +156,10 @@ def _replace_engine(temporary: Path, final: Path) -> None:
 
 def verify_engine(folder: Path, bundle: Bundle) -> dict[str, Any]:
     """Verify an engine of a bundle, byte by byte, and return its manifest."""
-    for place in (folder.parent, folder):
-        if place.is_symlink():
+    for directory in (folder.parent, folder):
+        if directory.is_symlink():
             raise BundleError(
-                f"{place} must be a folder of the bundle itself",
+                f"{directory} must be a folder of the bundle itself",
                 found="a symbolic link",
                 fix="export the engine again",
             )

@@ -191,7 +191,7 @@ def _is_wide_char(char: str) -> bool:
 
 
 def check_text_iterable(lines: Any) -> Iterable[Any]:
-    """Raise DataError for what is not an iterable of texts: a string is one of characters."""
+    """Raise DataError unless `texts` is an iterable of texts; a string is one of characters."""
     if isinstance(lines, str):
         raise DataError(
             "texts must be a list of texts",

@@ -34,8 +34,8 @@ def rank_candidates(
     .. math:: \sum_y p(y) \, u(h, y)
 
     Samples are weighted by how often they were drawn (Eikema and Aziz, 2020), the hypotheses of a
-    beam by their probabilities, normalized over the beam (Kumar and Byrne, 2004). Texts count: of
-    tokenizations of the same text the first stands for all.
+    beam by their probabilities, normalized over the beam (Kumar and Byrne, 2004). Of several
+    tokenizations of the same text only the first is kept.
     """
     positions: dict[str, int] = {}
     weights = np.zeros(len(texts))

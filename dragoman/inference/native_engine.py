@@ -52,7 +52,7 @@ _MODEL_METHODS = frozenset(("encode", "start", "step", "extend", "project"))
 
 
 class _InferenceModel(NamedTuple):
-    """What runs a batch: a model with `encode`, `start` and `step`, and its search backend."""
+    """A model with `encode`, `start` and `step`, and its search backend."""
 
     model: Any
     backend: SearchBackend

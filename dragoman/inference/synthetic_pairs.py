@@ -180,7 +180,7 @@ class AugmentationRun:
         )
 
     def _truncate(self) -> None:
-        """Drop what was written after the last record; raise CorruptError if some is missing."""
+        """Drop the lines after the last record; raise CorruptError if some are missing."""
         for path, size in zip(self.partial_paths, self._sizes, strict=True):
             found = path.stat().st_size if path.exists() else 0
             if found < size:

@@ -51,7 +51,7 @@ class TranslationOptions:
     # The same as token ids, of the target's vocabulary; the end of sentence may be the last.
     prefix_ids: Sequence[int] | None = None
     no_repeat_ngram_size: int = 0  # no n tokens in a row twice; 0 allows repetition
-    constraints: Sequence[Constraint] = ()  # what every translation must fulfil
+    constraints: Sequence[Constraint] = ()  # fulfilled by every translation
     alignment: bool = False  # return the averaged cross-attention weights
     return_scores: bool = True  # return scores and log-probabilities; greedy is faster without
     sample: bool = False  # sample instead of searching
@@ -115,7 +115,7 @@ class TranslationOptions:
             raise ConfigError(problems)
 
     def _mbr_problems(self) -> Iterator[str]:
-        """Yield what is wrong with minimum Bayes risk decoding."""
+        """Yield the problems of minimum Bayes risk decoding."""
         if self.mbr is None:
             if self.samples is not None:
                 yield (
@@ -180,7 +180,7 @@ class TranslationOptions:
 
 
 def _integer_problems(name: str, value: Any) -> Iterator[str]:
-    """Yield what is wrong with an integer option."""
+    """Yield the problems of an integer option."""
     minimum, maximum, optional = _INTEGER_OPTIONS[name]
     if value is None and optional:
         return
@@ -193,7 +193,7 @@ def _integer_problems(name: str, value: Any) -> Iterator[str]:
 
 
 def _prefix_problems(prefix: Any, prefix_ids: Any) -> Iterator[str]:
-    """Yield what is wrong with a forced prefix of token ids."""
+    """Yield the problems of a forced prefix of token ids."""
     if prefix_ids is None:
         return
     if isinstance(prefix_ids, (str, bytes)) or not isinstance(prefix_ids, Sequence):

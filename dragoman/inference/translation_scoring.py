@@ -124,7 +124,7 @@ def _encode_pairs(
 def _pair_notes(
     src: list[int], tgt: list[int], *, length: int, longest: int, trained: int
 ) -> Iterator[str]:
-    """Yield what is unusual about a pair; its length counts the tag of the source."""
+    """Yield notes on a pair; its length counts the tag of the source."""
     if not src or not tgt:
         empty = [name for name, row in (("source", src), ("target", tgt)) if not row]
         yield f"its {' and '.join(empty)} is empty"

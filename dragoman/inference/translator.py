@@ -268,7 +268,7 @@ class Translator(TranslationExplainer):
     ) -> Iterator[Translation]:
         """Translate buffers of lines; those available together share the engine's queue."""
         line_numbers = itertools.count()
-        # Samples, and what is chosen from them, are less probable than what a search finds.
+        # Samples, and the choice among them, are less probable than a search's outputs.
         searched = not options.sample and options.mbr is None
         calibration = self.calibration if searched else None
         for available in buffers:

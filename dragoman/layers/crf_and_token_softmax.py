@@ -218,7 +218,7 @@ class _LogPartition(torch.autograd.Function):
         transitions: Tensor,
         end: Tensor,
     ) -> Tensor:
-        """Run the recursions; save what the marginals need if a gradient is wanted."""
+        """Run the recursions; save the inputs of the marginals if a gradient is needed."""
         scores = TransitionScores(start, transitions, end)
         trains = any(ctx.needs_input_grad)
         chains = _run_chains(emissions, mask, scores, directions=2 if trains else 1)

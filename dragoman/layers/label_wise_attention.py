@@ -34,7 +34,7 @@ class LabelNames(nn.Module):
         super().__init__()
         longest = max(1, *map(len, words))
         padded = [[*each, *[-1] * (longest - len(each))] for each in words]
-        # Computed anew from the vocabulary, so not part of the weights.
+        # Computed from the vocabulary, so not part of the weights.
         self.register_buffer("words", torch.tensor(padded, device="cpu"), persistent=False)
 
     def forward(self, tokens: Tensor) -> NameMatches:

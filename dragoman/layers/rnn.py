@@ -109,7 +109,7 @@ class RNN(nn.Module):
         ]
 
     def join(self, layers: LayerStates) -> RNNState:
-        """Stack what `split` split."""
+        """Reverse `split`: stack the parts."""
         return {
             name: torch.stack(states, dim=1)
             for name, states in zip(self.state_names, zip(*layers, strict=True), strict=True)
@@ -424,7 +424,7 @@ class SlicedRNN(nn.Module):
     .. math:: h^0_t = \mathrm{RNN}^0(x_t, h^0_{t-1}), \quad
         h^p_i = \mathrm{RNN}^p(h^{p-1}_{\mathrm{last}(i)}, h^p_{i-1})
 
-    Yu and Liu (2018): every RNN starts anew with each slice, but the top one, which runs over all
+    Yu and Liu (2018): every RNN starts again with each slice, but the top one, which runs over all
     that is left. The longest chain of steps is n k + T / n^k for slices of n at k levels, not T.
     The paper keeps the top level's last state. Here a position gets the sum of its own state and of
     its slices' states at the levels above, so that the last one contains it. Slices have a fixed
@@ -460,7 +460,7 @@ class SlicedRNN(nn.Module):
         return summed.reshape(rows, slices * self.slice_length, width)[:, :length]
 
 
-# By the values of the option `initial_state`: what a decoder's first state is computed from.
+# The source of a decoder's first state, by the value of the option `initial_state`.
 MEMORY_SUMMARIES: dict[str, MemorySummary] = {
     "first": first_state,
     "last": last_state,

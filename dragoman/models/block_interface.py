@@ -23,7 +23,7 @@ class ExtendOutput(NamedTuple):
 
 
 class SegmentOutput(NamedTuple):
-    """Hidden states of a segment, and what it leaves to the next one of its stream."""
+    """Hidden states of a segment, and the state carried to the next one of its stream."""
 
     output: Tensor  # (B, T, D)
     carried: dict[str, Tensor]  # detached
@@ -31,7 +31,7 @@ class SegmentOutput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """What a block is built from besides its own options."""
+    """Arguments of a block's `build` besides its own options."""
 
     config: ModelConfig  # with the block's overrides, as in transformer(heads=4)
     causal: bool  # whether it is a decoder's block
@@ -98,7 +98,7 @@ class Block(nn.Module):
     def forward_segment(
         self, x: Tensor, context: ForwardContext, previous: Mapping[str, Tensor]
     ) -> SegmentOutput:
-        """Return the output for a segment (B, T, D), given what the one before it left.
+        """Return the output for a segment (B, T, D), given the state carried from the last one.
 
         In training: no gradient flows into `previous`. `extend` is the same for generation.
         """

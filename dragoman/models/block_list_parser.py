@@ -76,7 +76,7 @@ def parse_blocks(texts: Iterable[str], setting: str = "model.encoder") -> list[B
 
 
 def _parse_entry(text: str, setting: str, problems: list[str]) -> list[BlockSpec]:
-    """Return the blocks of one entry; append what is wrong to `problems`."""
+    """Return the blocks of one entry; append the errors to `problems`."""
     if len(text) > _MAX_ENTRY_CHARS:
         problems.append(
             f"{setting} must list blocks of at most {_MAX_ENTRY_CHARS} characters; "

@@ -363,6 +363,27 @@ class RNNOptions(BlockOptions):
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
         """Yield options that contradict each other or do not fit an encoder or a decoder."""
+        yield from self._attention_problems(memory=memory)
+        yield from self._state_problems(config, memory=memory)
+        if self.weight_dropout and self.attention != "none":
+            yield (
+                "weight_dropout is for an RNN without attention; found "
+                f"weight_dropout={self.weight_dropout:g} with attention={self.attention}; "
+                "leave one of them out"
+            )
+        if self.locked_dropout and self.layers > 1:
+            yield (
+                "locked_dropout acts on a block's output; found layers="
+                f"{self.layers}; repeat the block instead: lstm*{self.layers}"
+            )
+        if self.reverse and causal:
+            yield (
+                "reverse needs the whole sentence; found reverse=true in a decoder; "
+                "use it in model.encoder"
+            )
+
+    def _attention_problems(self, *, memory: bool) -> Iterator[str]:
+        """Yield problems of the attention and its options."""
         attends, defaults = self.attention != "none", RNNOptions()
         if attends and not memory:
             yield (
@@ -408,6 +429,9 @@ class RNNOptions(BlockOptions):
                 "decoder=gnmt has no input feeding; found input_feeding=true; leave it out, or "
                 "use decoder=luong"
             )
+
+    def _state_problems(self, config: ModelConfig, *, memory: bool) -> Iterator[str]:
+        """Yield problems of the initial state."""
         if self.initial_state != "mean" and not memory:
             yield (
                 "initial_state is for decoders; found "
@@ -434,22 +458,6 @@ class RNNOptions(BlockOptions):
                 "initial_state=last_backward and initial_state=last_bidirectional need an encoder "
                 f"that ends in bigru or bilstm; found initial_state={self.initial_state} with "
                 f"model.encoder=[{', '.join(config.encoder)}]; use first, last or mean"
-            )
-        if self.weight_dropout and attends:
-            yield (
-                "weight_dropout is for an RNN without attention; found "
-                f"weight_dropout={self.weight_dropout:g} with attention={self.attention}; "
-                "leave one of them out"
-            )
-        if self.locked_dropout and self.layers > 1:
-            yield (
-                "locked_dropout acts on a block's output; found layers="
-                f"{self.layers}; repeat the block instead: lstm*{self.layers}"
-            )
-        if self.reverse and causal:
-            yield (
-                "reverse needs the whole sentence; found reverse=true in a decoder; "
-                "use it in model.encoder"
             )
 
     def _copy_problems(self, config: ModelConfig) -> Iterator[str]:

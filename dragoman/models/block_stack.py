@@ -103,7 +103,7 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what the blocks carry over segments, named `<block>.<tensor>`."""
+        """Return the shapes of the states carried over segments, named `<block>.<tensor>`."""
         return {
             f"{number}.{name}": shape
             for number, block in self.blocks()
@@ -113,7 +113,7 @@ class Stack(nn.Module):
     def forward_segment(
         self, x: Tensor, context: ForwardContext, previous: Mapping[str, Tensor]
     ) -> SegmentOutput:
-        """Return the output for a segment (B, T, D), given what the one before it left."""
+        """Return the output for a segment (B, T, D), given the state carried from the last one."""
         carried = {}
         for number, block in self.blocks():
             prefix = f"{number}."

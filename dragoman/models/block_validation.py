@@ -26,14 +26,14 @@ PREFIX_LM_BLOCKS = {"transformer", "ffn"}
 
 
 class ResolvedBlock(NamedTuple):
-    """What a block is built from."""
+    """The arguments of a block's `build`."""
 
     config: ModelConfig  # with the block's overrides
     options: BlockOptions
 
 
 def stack_problems(config: ModelConfig, sides: Collection[str] | None = None) -> list[str]:
-    """Return what is wrong with the block lists of a configuration, each problem once.
+    """Return the problems of the block lists of a configuration, each once.
 
     Without `sides` they are those of an encoder-decoder. A model of only an encoder or only a
     decoder has no cross-attention.
@@ -122,7 +122,7 @@ def _stacks(
 
 
 def _prefix_lm_problems(config: ModelConfig) -> Iterator[str]:
-    """Yield what model.architecture=prefix_lm does not support."""
+    """Yield the settings that model.architecture=prefix_lm does not support."""
     if config.encoder:
         yield (
             "model.architecture=prefix_lm has one stack, model.decoder; found model.encoder="
@@ -216,7 +216,7 @@ def _convert_options(spec: BlockSpec, kind: type[BlockOptions], where: str) -> d
 
 
 def _range_problem(field: Field, value: Any, where: str, kind: type[BlockOptions]) -> str | None:
-    """Return what is wrong with one value, with the block's hint if it has one, or None."""
+    """Return the problem with one value, with the block's hint if it has one, or None."""
     problem = field.setting.problem(where, value)
     renamed = RENAMED_OPTION_VALUES.get(field.name, {}).get(str(value))
     hint = f"it is now {renamed}" if renamed else kind.suggest(field.name, value)

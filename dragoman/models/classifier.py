@@ -60,7 +60,7 @@ class NgramFeatures(NamedTuple):
 
 
 class ClassifierOutput(NamedTuple):
-    """Logits of the classes, and of what else the model predicts in training."""
+    """Logits of the classes, and of the auxiliary targets in training."""
 
     logits: Tensor  # (B, C), the sum of both branches
     encoder_logits: Tensor | None = None  # (B, C) without n-grams; None without an encoder
@@ -105,25 +105,10 @@ class ClassifierModel(nn.Module):
         super().__init__()
         self.dropout = classify.dropout
         self.by_label = classify.pooling == "labels"
-        own_width = model.resolved_embedding_width
-        has_vectors = bool(sizes.vector_widths or sizes.frozen_widths)
         has_filters = bool(classify.filter_widths)
         one_hot = classify.filter_input == "one_hot"
         self.embedding = (
-            WordEmbedding(
-                sizes.vocab_size,
-                model.width,
-                # Word vectors replace the table of their own unless its width is set.
-                widths=(
-                    *([own_width] if not has_vectors or model.embedding_width else []),
-                    *sizes.vector_widths,
-                ),
-                frozen_widths=sizes.frozen_widths,
-                scale=model.width**0.5 if model.scale_embeddings else 1.0,
-                unknown=UNK,
-                word_dropout=classify.word_dropout,
-                embedding_dropout=classify.embedding_dropout,
-            )
+            _build_embedding(model, classify, sizes)
             if pooled_width or (has_filters and not one_hot)
             else None
         )
@@ -331,6 +316,25 @@ class SequenceClassifier(ClassifierModel):
             else apply_pooling(self.pooling, hidden, mask, losses, self.overlap_weight)
         )
         return pooled, hidden, mask
+
+
+def _build_embedding(
+    model: ModelConfig, classify: ClassifyConfig, sizes: ClassifierSizes
+) -> WordEmbedding:
+    """Return the embedding of words: a trained table, pre-trained vectors, or both."""
+    has_vectors = bool(sizes.vector_widths or sizes.frozen_widths)
+    # Word vectors replace the table of their own unless its width is set.
+    has_table = not has_vectors or bool(model.embedding_width)
+    return WordEmbedding(
+        sizes.vocab_size,
+        model.width,
+        widths=(*([model.resolved_embedding_width] if has_table else []), *sizes.vector_widths),
+        frozen_widths=sizes.frozen_widths,
+        scale=model.width**0.5 if model.scale_embeddings else 1.0,
+        unknown=UNK,
+        word_dropout=classify.word_dropout,
+        embedding_dropout=classify.embedding_dropout,
+    )
 
 
 def build_classifier(

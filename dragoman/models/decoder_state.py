@@ -123,7 +123,7 @@ class DecoderState:
         return self.cache[name][..., : self.length - self.dropped, :]
 
     def recent(self, name: str, new: int, window: int = 0) -> Tensor:
-        """Return what the last `new` positions may attend to: themselves and earlier positions.
+        """Return the part of a cache that the last `new` positions may attend to.
 
         Those are all cached ones, or the last `limit`, or the last `window` of them.
         """

@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardContext:
-    """What the blocks of a stack share in one forward pass over (B, T, D)."""
+    """Inputs that the blocks of a stack share in one forward pass over (B, T, D)."""
 
     mask: Tensor | None = None  # (B, T), True for real tokens; None without padding
     memory: Memory | None = None  # the encoder's output; None in an encoder or a language model

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from dragoman import ops
 from dragoman.attention.relative_positions import TransformerXLBias
 from dragoman.config import ModelConfig
+from dragoman.config.language_model import LanguageConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection, StackInput
 from dragoman.models.block_catalogue import BLOCKS
@@ -46,9 +47,19 @@ class LanguageDropout:
     output: float = 0.0  # of the stack's output
     locked: bool = False  # whether all positions of a row share the input's and output's mask
 
+    @classmethod
+    def of(cls, config: LanguageConfig) -> LanguageDropout:
+        """Return the probabilities of a configuration."""
+        return cls(
+            embedding=config.embedding_dropout,
+            input=config.input_dropout,
+            output=config.output_dropout,
+            locked=config.locked_dropout,
+        )
+
 
 class SegmentHidden(NamedTuple):
-    """The stack's output for a segment, before and after dropout, and what it carries over."""
+    """The stack's output for a segment, before and after dropout, and the carried state."""
 
     raw: Tensor  # (B, T, D), or (B, T, E) with factorized embeddings
     hidden: Tensor  # the same after dropout: for `project`
@@ -161,11 +172,11 @@ class NeuralLanguageModel(nn.Module):
         *,
         filled: int | None = None,
     ) -> SegmentHidden:
-        """Return the stack's output for a segment (B, T), given what the one before it left.
+        """Return the stack's output for a segment (B, T), given the last segment's carried state.
 
-        `previous_mask` (B, M) is True at positions of the memory that hold one; where their number
-        is the same in all rows, `filled` states it, which needs no mask. Positions count from 0 in
-        each segment, so a memory needs relative positions.
+        `previous_mask` (B, M) is True at filled positions of the memory. If all rows have equally
+        many, `filled` is that number, and no mask is needed. Positions count from 0 in each
+        segment, so a memory needs relative positions.
         """
         context = ForwardContext(previous_mask=previous_mask, filled=filled)
         raw, carried = self.decoder.forward_segment(self.embed(tokens), context, previous)

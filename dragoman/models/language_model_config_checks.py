@@ -58,7 +58,7 @@ def language_problems(config: Config) -> Iterator[str]:
 
 
 def _objective_problems(config: Config, names: list[str]) -> Iterator[str]:
-    """Yield what masked and permuted language models do not support."""
+    """Yield the settings that masked and permuted language models do not support."""
     model, objective = config.model, config.language.objective
     if objective == "causal":
         return

@@ -19,7 +19,7 @@ from dragoman.models.language_model import (
 class MaskedLM(NeuralLanguageModel):
     """A language model whose stack is not causal: the attention mask is the objective.
 
-    The last id of its vocabulary is the mask, which stands for a token that is to be predicted.
+    The last id of its vocabulary is the mask, which replaces a token to predict.
     """
 
     def __init__(self, *, order: OrderHead | None = None, **parts: Any) -> None:
@@ -43,9 +43,9 @@ class MaskedLM(NeuralLanguageModel):
 
         Two-stream self-attention (Yang et al. 2019, "XLNet", section 2.3) as one stack over
         L + P positions under `masks.two_stream`: the content stream of tokens (B, L), and a query
-        stream that begins with the mask and a position, so that it knows where but not what. Ranks
-        (B, L) are the factorization order; tokens of equal rank see each other. The output of every
-        layer for both streams, (B, L + P, D), is appended to `layer_outputs`.
+        stream that begins with the mask and a position: it has the position, not the token. Ranks
+        (B, L) are the factorization order; tokens of equal rank attend to each other. The output of
+        every layer for both streams, (B, L + P, D), is appended to `layer_outputs`.
         """
         length = tokens.size(1)
         queries = torch.full_like(positions, self.mask_token)

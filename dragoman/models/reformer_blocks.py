@@ -50,7 +50,7 @@ class ReversibleStreams(NamedTuple):
         return (self.written + self.read) / 2
 
     def add(self, sublayer_output: Tensor) -> ReversibleStreams:
-        """Return the streams after a sub-layer; the next one reads what this one wrote."""
+        """Return the streams after a sub-layer; the next one reads the stream that changed."""
         return ReversibleStreams(self.read, self.written + sublayer_output)
 
 

@@ -83,7 +83,7 @@ class NoInteraction(nn.Module):
 
 
 class ComparedAlignment(nn.Module):
-    r"""Align the sentences by co-attention, compare each word with what it found, and pool.
+    r"""Align the sentences by co-attention, compare each word with its context vector, and pool.
 
     .. math:: m_t = G([a_t; \tilde a_t; a_t - \tilde a_t; a_t \odot \tilde a_t])
 
@@ -225,7 +225,7 @@ def build_pair_model(
 def _build_interaction(
     model: ModelConfig, pairs: PairsConfig, pooling: Pooling
 ) -> NoInteraction | ComparedAlignment:
-    """Build what `pairs.interaction` names, for two encoders."""
+    """Build the interaction that `pairs.interaction` names, for two encoders."""
     if pairs.interaction == "none":
         return NoInteraction(pooling)
     width, dropout = model.width, model.dropout

@@ -111,7 +111,7 @@ class TransformerLayer(Block):
         .. math:: \tilde h = [\mathrm{SG}(m) \circ h], \quad q = h W_q, \quad k, v = \tilde h W
 
         Dai et al. (2019), "Transformer-XL", segment-level recurrence: earlier hidden states are
-        projected anew, so the projections, but not the states, get their gradient.
+        projected again, so the projections, but not the states, get their gradient.
         """
         if "hidden" not in previous:
             return SegmentOutput(self(x, context), {})
@@ -160,7 +160,7 @@ class TransformerLayer(Block):
         return ExtendOutput(self.ffn_residual.add_output(x, sublayer_output), state)
 
     def _prepare_cross(self, memory: Tensor) -> dict[str, Tensor] | None:
-        """Return what cross-attention reads at every step, or None without cross-attention."""
+        """Return the keys and values of cross-attention, or None without cross-attention."""
         return {"key_value": self.cross.prepare(memory)} if self.has_cross else None
 
     def _extend_self(self, x: Tensor, state: DecoderState) -> ExtendOutput:

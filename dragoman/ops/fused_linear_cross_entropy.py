@@ -154,7 +154,7 @@ class _ChunkLoss(NamedTuple):
     def fused(
         self, logits: Tensor, targets: Tensor, differentiate: bool
     ) -> tuple[CrossEntropyOutput, Tensor | None]:
-        """Return what the reference does, by the kernel unless it fails."""
+        """Return the reference's result, by the kernel unless it fails."""
         rows: tuple[Tensor, Tensor] | None = None
 
         def launch() -> None:
@@ -181,7 +181,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_loss: _ChunkLoss,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return loss and nll of P passes (P, N, D); save the gradients of what needs one."""
+        """Return loss and nll of P passes (P, N, D); save the gradients that are needed."""
         device = hidden.device.type
         compute_dtype = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -346,7 +346,7 @@ def _consistency_reference(
     sums = CrossEntropyOutput((loss * counts).sum(), (nll * counts).sum())
     if not differentiate:
         return sums, None
-    drawn = q - p  # what each divergence adds to the gradient of its second argument
+    drawn = q - p  # each divergence's term in the gradient of its second argument
     grad = weights.cross_entropy * (p - wanted) + weights.divergence * p * (ratio - divergence)
     grad = grad - weights.reverse_divergence * drawn
     grad_other = weights.other_cross_entropy * (q - wanted) + weights.divergence * drawn

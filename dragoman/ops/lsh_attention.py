@@ -224,7 +224,7 @@ def attend_sorted(
 ) -> Tensor:
     """Return attention of (B, H, T, d) to nearby tokens of the same bucket: (B, H, T, d).
 
-    `torch_compile` compiles what lies between the matmuls, which takes most of the time on a GPU.
+    `torch_compile` compiles the operations between the matmuls, most of the time on a GPU.
     """
     flat = [part.reshape(-1, part.size(-1)) for part in (query, key, value)]
     context: Tensor = _SortedAttention.apply(*flat, *tokens, window, causal, torch_compile)  # type: ignore[no-untyped-call]

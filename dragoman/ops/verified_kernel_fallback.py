@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 KernelOutputs = TypeVar("KernelOutputs", bound=tuple[Tensor, ...])
 
-# Of the largest value: what half precision may differ by when sums are taken in another order.
+# Of the largest value: the tolerance in half precision for sums in another order.
 _RELATIVE_TOLERANCE = 0.02
 
 

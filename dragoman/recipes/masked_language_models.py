@@ -1,7 +1,7 @@
 """Masked language models: BERT, XLNet and ALBERT, in a size for a few megabytes of text.
 
-The papers train on billions of words; what is taken from them is the objective and the shape of the
-layers. Values without a remark are ours.
+The papers train on billions of words; these recipes take their objective and the shape of their
+layers. Values without a remark are our own.
 """
 
 from __future__ import annotations

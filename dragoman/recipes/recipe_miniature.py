@@ -95,7 +95,7 @@ def mini(config: Config) -> Config:
 def _mini_task(config: Config) -> Config:
     """Return a small configuration of another task: its section's `mini` has the sizes.
 
-    The tokenizer stays, because what is predicted depends on it: tags of words, masked subwords.
+    The tokenizer stays, because predictions depend on it: tags of words, masked subwords.
     """
     model, section = config.model, getattr(config, config.task)
     stacks = TASK_STACKS[config.task]

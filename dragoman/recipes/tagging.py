@@ -11,7 +11,7 @@ from __future__ import annotations
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.tagging import TagConfig
 
-# No paper's: what all these recipes share, chosen for corpora of some 200,000 tokens.
+# From no paper: shared by all these recipes, chosen for corpora of some 200,000 tokens.
 _DATA = DataConfig(hold_out=10)  # where there is no validation file, as for CoNLL-2000
 
 

@@ -1,4 +1,4 @@
-"""The interface of run builders: what a training run needs to know about its task.
+"""The interface of run builders: the task-specific parts of a training run.
 
 Implemented by `translation_run_builder.py` and, for other tasks, `non_translation_run_builder.py`.
 """

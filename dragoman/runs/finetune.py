@@ -189,7 +189,7 @@ def load_init_weights(path: Path, config: Config, tokenizers: Tokenizers) -> Map
 def extend_weights(
     weights: Mapping[str, Tensor], extended: Tokenizers, original: Tokenizers
 ) -> dict[str, Tensor]:
-    """Return weights with rows for added tokens: the means of what they were segmented into.
+    """Return weights with rows for added tokens: the means of the rows of their former subwords.
 
     Rows of embeddings, of the output projection and of its bias.
     """

@@ -178,7 +178,7 @@ def _split_records(
 
 
 def _no_examples(names: Sequence[str], store: InMemoryExamples) -> DataError:
-    """Return the error of files without an example, with what was left out."""
+    """Return the error of files without an example, with the counts of skipped records."""
     return DataError(
         f"{', '.join(names)} must hold examples",
         found=_describe_skipped(store) or "none",

@@ -137,12 +137,9 @@ def prepare_data(
             )
         tokenizers = load_tokenizers(text_folder)
     else:
-        tokenizers = given or _load_or_train_tokenizers(
-            corpora.train, config, cache, progress, digests["train"]
+        tokenizers = _new_tokenizers(
+            given, corpora.train, config, cache, progress, digests["train"]
         )
-        if given is not None and config.train.extend_vocabulary:
-            tokenizers = _extend_tokenizers(given, corpora.train, config, progress)
-            check_files_unchanged(corpora.train, digests["train"])
         _replace_tokenizers(tokenizers, text_folder)
     for direction in parse_directions(config.data.directions):
         tokenizers.src.tagged(direction.target)  # raises if a pretrained model has no such tag
@@ -349,6 +346,24 @@ def _progress_callback(advance: Callable[[int], None]) -> Callable[[BuildProgres
         before = now.pairs
 
     return report
+
+
+def _new_tokenizers(
+    given: Tokenizers | None,
+    corpus: Corpus,
+    config: Config,
+    cache: Path,
+    progress: Progress,
+    digests: list[str],
+) -> Tokenizers:
+    """Return the given tokenizers, extended if that is set, or tokenizers of the corpus."""
+    if given is None:
+        return _load_or_train_tokenizers(corpus, config, cache, progress, digests)
+    if not config.train.extend_vocabulary:
+        return given
+    tokenizers = _extend_tokenizers(given, corpus, config, progress)
+    check_files_unchanged(corpus, digests)
+    return tokenizers
 
 
 def _load_or_train_tokenizers(

@@ -43,7 +43,7 @@ def is_held_out(
 ) -> bool:
     """Whether an example, counted from 1, is held out for validation.
 
-    One in each block of `every` is, at a position that a hash of the block and the seed chooses:
+    One in each block of `every` is held out; a hash of the block and the seed chooses it:
     every n-th would be all of one class in a file whose classes alternate.
     """
     if number > within:

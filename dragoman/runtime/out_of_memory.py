@@ -40,7 +40,7 @@ def release_memory() -> None:
 class BatchHalving:
     """Runs batches; one that does not fit in memory is run in halves.
 
-    Later batches of more padded tokens than what is known to fit are split before they fail.
+    Later batches of more padded tokens than are known to fit are split before they fail.
     """
 
     def __init__(self) -> None:

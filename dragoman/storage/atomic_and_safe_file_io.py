@@ -138,7 +138,7 @@ def _not_regular_error(path: Path, found: str) -> BundleError:
 
 
 def describe_irregular(path: Path) -> str:
-    """Return what is at a path instead of a regular file; "" if it is one, or absent."""
+    """Return the kind of a path that is not a regular file; "" if it is one, or absent."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:

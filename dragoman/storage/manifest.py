@@ -33,7 +33,7 @@ _SELF_HASH_KEY = "manifest_sha256"
 
 
 class FileCheck(NamedTuple):
-    """The state of one file of a directory: path, size, and what is wrong with it."""
+    """The state of one file of a directory: path, size, and its problem, if any."""
 
     name: str
     bytes: int

@@ -11,7 +11,6 @@ stored beside it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import logging
@@ -114,13 +113,6 @@ def read_cached(path: Path) -> bytes | None:
 def digest_path(path: Path) -> Path:
     """Return the path of a cached file's SHA-256."""
     return path.with_name(path.name + DIGEST_SUFFIX)
-
-
-def remove_cached(path: Path) -> None:
-    """Remove a cached file and its SHA-256, if they exist."""
-    for each in (digest_path(path), path):
-        with contextlib.suppress(OSError):
-            each.unlink()
 
 
 def _cache_parents(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What classification learns from its training records: vocabulary, labels, n-grams, vectors.
+"""The preprocessor of classification, fitted on training records: vocabulary, labels, n-grams.
 
 Texts are tokenized here, and split into sentences for hierarchical models.
 """
@@ -55,7 +55,7 @@ class ClassificationPreprocessor:
     sentence_end: str = ""  # the token that ends a sentence; "" for punctuation
     vector_widths: tuple[int, ...] = ()
     frozen_widths: tuple[int, ...] = ()
-    # What a new model starts from; a loaded one has it among its weights.
+    # Initial values of a new model; a loaded one has them among its weights.
     vectors: tuple[WordVectors, ...] = field(default=(), repr=False)
     ngram_ratios: NDArray[np.float32] | None = field(default=None, repr=False)
 

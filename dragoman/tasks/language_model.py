@@ -166,17 +166,11 @@ class LanguageTask(TrainingTask):
 
     def build_model(self) -> NeuralLanguageModel:
         """Build the model."""
-        settings = self.language
         return build_language_model(
             self.config.model,
             vocab_size=len(self.text),
-            max_distance=settings.clamp_distance,
-            dropout=LanguageDropout(
-                embedding=settings.embedding_dropout,
-                input=settings.input_dropout,
-                output=settings.output_dropout,
-                locked=settings.locked_dropout,
-            ),
+            max_distance=self.language.clamp_distance,
+            dropout=LanguageDropout.of(self.language),
         )
 
     def plan(self, store: InMemoryExamples, *, batch_tokens: int, seed: int) -> Plan:
@@ -275,7 +269,7 @@ class LanguageTask(TrainingTask):
         return {} if self._states is None else self._states.state_dict()
 
     def load_carried_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `carried_state`; with an empty mapping, begin anew."""
+        """Restore `carried_state`; with an empty mapping, start from zero."""
         if self._states is None:
             self._restored = dict(state)
         else:

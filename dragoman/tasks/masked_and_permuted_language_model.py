@@ -107,17 +107,11 @@ class MaskedLanguageTask(LanguageTask):
 
     def build_model(self) -> MaskedLM:
         """Build the model."""
-        settings = self.language
         return build_masked_lm(
             self.config.model,
             vocab_size=len(self.text),
-            sentence_order=settings.sentence_order,
-            dropout=LanguageDropout(
-                embedding=settings.embedding_dropout,
-                input=settings.input_dropout,
-                output=settings.output_dropout,
-                locked=settings.locked_dropout,
-            ),
+            sentence_order=self.language.sentence_order,
+            dropout=LanguageDropout.of(self.language),
         )
 
     def collate(
@@ -151,7 +145,7 @@ class MaskedLanguageTask(LanguageTask):
         in_order: NDArray[np.int64] | None,
         seed: int,
     ) -> MaskedBatch:
-        """Choose what is predicted of rows (B, L)."""
+        """Choose the positions to predict in rows (B, L)."""
         columns, rate = self._columns(tokens.shape[1]), self.language.mask_rate
         order = None if in_order is None else torch.from_numpy(in_order)
         if self.language.objective == "masked":
@@ -325,8 +319,8 @@ class MaskedLanguageTask(LanguageTask):
     ) -> list[FilledText]:
         """Return the most probable tokens for each <mask> or [MASK] of texts.
 
-        Masks do not see each other. Raise DataError for a text without a mask, or with more tokens
-        than a segment.
+        Masks do not attend to each other. Raise DataError for a text without a mask, or with more
+        tokens than a segment.
         """
         rows = [self._encode_with_masks(text) for text in texts]
         if not rows:
@@ -347,7 +341,9 @@ class MaskedLanguageTask(LanguageTask):
         self, model: MaskedLM, inputs: Tensor, mask: Tensor | None, masked: Tensor
     ) -> Tensor:
         """Return states (N, E) that predict the masks of rows (B, L) from the other tokens."""
-        ranks = masked.long()  # given tokens first, then the masks, which do not see each other
+        ranks = (
+            masked.long()
+        )  # given tokens first, then the masks, which do not attend to each other
         if mask is not None:
             ranks = ranks.masked_fill(~mask, 2)  # padding is unseen by all
         count = int(masked.sum(dim=1).max())
@@ -414,7 +410,7 @@ class MaskedLanguageTask(LanguageTask):
     def _encode_after_mask(self, text: str) -> list[int]:
         """Return the tokens of a text that follows a mask.
 
-        SentencePiece puts a space before a text, so what follows a mask would begin with one more
+        SentencePiece puts a space before a text, so text after a mask would begin with one more
         than in the whole text. It is encoded after a character that is never merged.
         """
         if text and isinstance(self.text, SubwordTokenizer):

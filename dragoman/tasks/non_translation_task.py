@@ -61,7 +61,7 @@ class TrainingTask(abc.ABC):
     name: ClassVar[str]  # as --task names it, and its section of the configuration
     # Metrics of validation besides "loss", and whether higher is better.
     metrics: ClassVar[Mapping[str, bool]] = {}
-    unit: ClassVar[str] = "examples"  # what an epoch counts, in messages
+    unit: ClassVar[str] = "examples"  # the unit of an epoch, in messages
 
     def __init__(self, config: Config, text: Any) -> None:
         self.config, self.text = config, text
@@ -121,7 +121,7 @@ class TrainingTask(abc.ABC):
         seed: int = 0,
         training: bool = False,
     ) -> TensorBatch:
-        """Return a padded batch; `seed` is for what is drawn at random in training."""
+        """Return a padded batch; `seed` is for random draws in training."""
 
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -200,7 +200,7 @@ class TrainingTask(abc.ABC):
         """
 
     def describe(self) -> str:
-        """Return what was learned from the records: sizes of vocabularies and label sets."""
+        """Return a summary of the preprocessor: sizes of vocabularies and label sets."""
         return ""
 
     # State carried from one training step to the next, such as Transformer-XL's memory.
@@ -210,7 +210,7 @@ class TrainingTask(abc.ABC):
         return {}
 
     def load_carried_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore `carried_state`; with an empty mapping, begin anew."""
+        """Restore `carried_state`; with an empty mapping, start from zero."""
         assert not state, f"task {self.name} carries no state; found {sorted(state)}"
 
 

@@ -25,7 +25,7 @@ class SegmentStates:
         self._next: Tensor | None = None  # () index of the segment to be computed next
 
     def read(self, segment_parity: int, streams: Tensor, segments: Tensor) -> dict[str, Tensor]:
-        """Return what the segments before these left; zeros at a stream's first segment."""
+        """Return the states carried to these segments; zeros at a stream's first segment."""
         buffer, has_previous = self._buffers[segment_parity], segments > 0
         found = {}
         for name, shape in self._shapes.items():
@@ -41,7 +41,7 @@ class SegmentStates:
     def write(
         self, segment_parity: int, streams: Tensor, segments: Tensor, carried: Mapping[str, Tensor]
     ) -> None:
-        """Store what these segments leave, for the next of their streams.
+        """Store the states of these segments, for the next ones of their streams.
 
         Zeros take the place of NaN and infinity. The step of a segment that overflows is skipped,
         but every later one of the epoch would read its states, and none would be finite.
@@ -58,19 +58,19 @@ class SegmentStates:
         self._next.copy_(segments[0] + 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next segment reads, and its index; empty before the first."""
+        """Return the states for the next segment, and its index; empty before the first."""
         if self._next is None:
             return {}
         buffer = self._buffers[int(self._next) % 2]
         return {SEGMENT: self._next.view(1), **buffer}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore `state_dict`; with an empty mapping, begin anew.
+        """Restore `state_dict`; with an empty mapping, start from zero.
 
         Existing tensors are kept: captured CUDA graphs read and write them.
         """
         if not state:
-            return  # the first segment reads zeros, whatever the buffers hold
+            return  # the first segment reads zeros, not the buffers
         parity = int(state[SEGMENT]) % 2
         if self._next is None:
             self._next = torch.zeros((), dtype=torch.int64, device=device)

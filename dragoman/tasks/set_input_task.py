@@ -1,4 +1,4 @@
-"""The set task: a number, a label, a count or a clustering of a set, whatever its order."""
+"""The set task: a number, a label, a count or a clustering of a set, independent of its order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CLUSTERING_FEATURES = 2
 
 
 class SetsText(NamedTuple):
-    """What was learned from the training records, or is known of a generated problem."""
+    """Statistics of the training records, or the constants of a generated problem."""
 
     problem: str  # as `sets.problem`, never "auto"
     features: int  # numbers of an element
@@ -407,7 +407,7 @@ def _fit_text(sets: SetsConfig, records: ReadRecords) -> SetsText:
 
 
 def _deviations(variances: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return square roots; 1 for what does not vary."""
+    """Return square roots; 1 for zero variance."""
     return tuple(math.sqrt(each) if each > 1e-12 else 1.0 for each in variances.tolist())
 
 

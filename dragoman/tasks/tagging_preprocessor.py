@@ -1,4 +1,4 @@
-"""What a tagger learns from its training sentences: vocabularies, features and label sets."""
+"""The preprocessor of tagging, fitted on training sentences: vocabularies, features, label sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAIN = "plain"
 UNKNOWN = "<unknown>"  # type or label that training did not have
 MAX_CHARACTER_KINDS = 20_000
 MAX_FEATURE_VALUES = 500_000
-MIN_FEATURE_COUNT = 2  # a feature value that occurs once teaches nothing but <unk>
+MIN_FEATURE_COUNT = 2  # a feature value that occurs once only serves to train <unk>
 _DIGIT = re.compile(r"\d")
 _AFFIX = re.compile(r"(prefix|suffix)([1-9])")
 

@@ -37,7 +37,7 @@ MAX_NLL = 80.0  # a loss whose perplexity still fits a float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regularization:
-    """What training adds to the cross-entropy, and how it perturbs its inputs; 0 for none."""
+    """Regularization of training: terms beside the cross-entropy, and input noise; 0 for none."""
 
     r_drop: float = 0.0  # alpha of Liang et al. (2021)
     simcut: float = 0.0  # alpha of Gao et al. (2022)

@@ -1,4 +1,4 @@
-"""What a model of sets is trained for: regression, classification, counting, clustering."""
+"""Objectives of set models: regression, classification, counting, clustering."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SetObjective(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Tensor, elements: Tensor, mask: Tensor) -> list[dict[str, Any]]:
-        """Return what is predicted for each set, as JSON values."""
+        """Return the prediction for each set, as JSON values."""
 
 
 class Regression(SetObjective):

@@ -51,7 +51,7 @@ class LanguageModelTokenizer(Protocol):
         ...
 
     def decoder(self, prompt: Sequence[int]) -> TextDecoder:
-        """Return a decoder of what follows a prompt."""
+        """Return a decoder of the continuation of a prompt."""
         ...
 
     def files(self) -> dict[str, bytes]:
@@ -164,7 +164,7 @@ class SubwordTokenizer:
         return _without_last_eos(self.encode(text), text)
 
     def decoder(self, prompt: Sequence[int]) -> TextDecoder:
-        """Return a decoder of what follows a prompt."""
+        """Return a decoder of the continuation of a prompt."""
         reversed_line = list(itertools.takewhile(lambda token: token != EOS, reversed(prompt)))
         return _SubwordDecoder(self.tokenizer, reversed_line[::-1])
 
@@ -179,7 +179,7 @@ class _SubwordDecoder:
         self._text = tokenizer.decode(line)  # of the line so far
 
     def push(self, token: int) -> str:
-        """Return what a token adds to the decoded line."""
+        """Return the text that a token adds to the decoded line."""
         if token == EOS:
             self._line, self._text = [], ""
             return "\n"
@@ -224,7 +224,7 @@ def fit_language_model_tokenizer(
 def load_language_model_tokenizer(
     files: Mapping[str, bytes], config: TextConfig
 ) -> LanguageModelTokenizer:
-    """Return what `files` describes; raise BundleError if a file is missing or not valid."""
+    """Return the tokenizer stored in `files`; raise BundleError if a file is missing or invalid."""
     if config.tokenizer == "bytes":
         return ByteTokenizer()
     name = WORDS_FILE if config.tokenizer == "words" else SUBWORDS_FILE

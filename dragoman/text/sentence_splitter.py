@@ -144,7 +144,7 @@ def _split_span(
     fits: Callable[[str], bool],
     levels: Sequence[Callable[[str, _Span], Iterator[_Span]]],
 ) -> Iterator[_Span]:
-    """Split a span at the first level's breaks, and what is still too long at the next level's.
+    """Split a span at the first level's breaks, and parts still too long at the next level's.
 
     Neighbouring segments are joined as long as they fit.
     """

@@ -32,7 +32,7 @@ from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 
 MIN_PAIR_COUNT = 2  # a pair that occurs once teaches nothing
 MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
-# What a unigram token adds to the log-probabilities of its parts: enough for float32 to prefer it
+# Added to the log-probabilities of a unigram token's parts: enough for float32 to prefer it
 # to them, too little to prefer another segmentation.
 UNIGRAM_BONUS = 1e-3
 # Appended to a serialized model, this overrides normalizer_spec.add_dummy_prefix by false.

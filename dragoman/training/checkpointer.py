@@ -289,7 +289,7 @@ class Checkpointer:
             tensor.copy_(tensors[name])
 
     def _broadcast_state(self) -> None:
-        """Broadcast what rank 0 loaded.
+        """Broadcast the checkpoint that rank 0 loaded.
 
         Optimizer moments are allocated on the other ranks first.
         """

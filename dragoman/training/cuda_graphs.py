@@ -88,7 +88,7 @@ class CUDAGraphRunner:
         return self._replay_graph(self._graphs[key], batch)
 
     def release_graphs(self) -> None:
-        """Free all graphs and their memory; shapes are captured anew when they occur again."""
+        """Free all graphs and their memory; shapes are captured again when they recur."""
         self._graphs.clear()
         self._shape_counts.clear()
         self._flat_grads = None

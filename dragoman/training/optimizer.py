@@ -255,7 +255,7 @@ def zero_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
 
 
 def full_state_shapes(optimizer: Optimizer, model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what `state_dict` returns after the first step."""
+    """Return the shapes of the tensors of `state_dict` after the first step."""
     return {
         f"{name}.{slot}": shape
         for name, parameter in _trainable_parameters(model)

@@ -23,7 +23,7 @@ class Loss:
 
 
 class Task(Protocol):
-    """What a model is trained to do."""
+    """A training objective: the loss of a model on a batch."""
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Compute the loss of a batch; called within autocast, with gradients enabled."""
@@ -42,5 +42,5 @@ class StatefulTask(Protocol):
         ...
 
     def load_carried_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore `carried_state`; with an empty mapping, begin anew."""
+        """Restore `carried_state`; with an empty mapping, start from zero."""
         ...

@@ -138,7 +138,7 @@ def summarize_error(error: Exception) -> str:
 
 @contextmanager
 def eager_mode() -> Iterator[None]:
-    """Run compiled blocks in eager mode: validation would be compiled anew for a few passes."""
+    """Run compiled blocks in eager mode: validation would be compiled for a few passes only."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing it takes a second
         yield
         return

@@ -45,14 +45,14 @@ class ReducedGradients(NamedTuple):
 class ParallelStrategy(Protocol):
     """How the ranks hold the model and sum its gradients."""
 
-    module: nn.Module  # what the loss is computed with
+    module: nn.Module  # used to compute the loss
     local_module: nn.Module  # holds the parameters that this rank optimizes, averages and saves
     lockstep: bool  # whether ranks communicate within a forward pass, so that all need equally many
     accumulates_grad: bool  # whether a backward pass adds to existing gradients or overwrites them
     file_suffix: str  # ends the names of this rank's checkpoint files, such as "-0-of-2"
 
     def wrap_task(self, task: Task) -> Task:
-        """Return the task with what this strategy needs around its forward pass."""
+        """Return the task, wrapped as this strategy needs it."""
         ...
 
     def backward(self, loss: Loss) -> None:
@@ -364,7 +364,7 @@ class BatchPart:
 
 
 class OOMSplitter:
-    """Splits batches that run out of memory, and remembers what fits."""
+    """Splits batches that run out of memory, and stores the sizes that fit."""
 
     def __init__(self, token_limits: dict[str, int] | None = None) -> None:
         # Shape of a batch -> most padded tokens computed together; part of the training state.
@@ -373,7 +373,7 @@ class OOMSplitter:
         self.dropped_examples: list[int] = []  # sentence pairs that did not fit even alone
 
     def reset(self) -> None:
-        """Forget what fits, and what did not."""
+        """Forget which sizes fit and which did not."""
         self.token_limits.clear()
         self.dropped_examples.clear()
         self.splits = 0

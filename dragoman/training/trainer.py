@@ -176,7 +176,7 @@ class Trainer:
         )
         self.state = TrainerState(max_steps=config.steps, precision=self.precision.name)
         self.state.token_limits = self._step.oom_splitter.token_limits
-        self._requests = StepRequests()  # what all ranks have agreed on
+        self._requests = StepRequests()  # agreed on by all ranks
         self._metrics_delay = 1 if on_gpu else 0  # steps whose metrics may still be on the device
         self._pending_steps: deque[_PendingStep] = deque()
         self._checkpointed_step = 0
@@ -261,7 +261,7 @@ class Trainer:
             return
         better = state.record_validation(state.step, metrics, self.config.best_metric)
         if state.has_reached(self.config.target_exact):
-            # Training ends here, and the final model has these weights, whatever the best loss was.
+            # Training ends here, and the final model has these weights, even without the best loss.
             state.best, state.validations_since_best = {**state.metrics, "step": state.step}, 0
             better = True
         self._log({"event": "validation", "step": state.step, **metrics})
@@ -392,7 +392,7 @@ class Trainer:
         return StepRequests(signals.stop_requested(), signals.checkpoint_requested(), out_of_time)
 
     def _poll_requests(self) -> None:
-        """Read the requests of a single process; several ranks only act on what all agreed on."""
+        """Read the requests of a single process; several ranks act on agreed ones only."""
         if self._world.size == 1:
             self._requests = self._collect_requests()
 

@@ -18,7 +18,7 @@ TOKENIZED_SENTENCES = 2000  # validation sentences that the tokens per character
 
 
 class Objective(NamedTuple):
-    """What trials are compared by."""
+    """The metric that trials are compared by."""
 
     metric: str
     per_character: bool = False  # whether a loss per token is converted

@@ -25,7 +25,7 @@ def build_optuna_study(
 ) -> optuna.Study:
     """Return an Optuna study with the ended trials, whose next `ask` has the values of `first`.
 
-    It is built anew for each trial, with a seed of its own, so that a resumed study samples the
+    It is rebuilt for each trial, with its own seed, so that a resumed study samples the
     same values as one that was never stopped.
     """
     import optuna

@@ -297,7 +297,7 @@ def _round_size(size: float) -> int:
 
 
 def _parse_expression(text: str, config: Config, problems: list[str]) -> Iterable[SearchParameter]:
-    """Return the parameters of an expression; what is wrong is added to `problems`."""
+    """Return the parameters of an expression; errors are added to `problems`."""
     written, equals, values = text.partition("=")
     if not equals:
         parameters = []
@@ -369,7 +369,7 @@ def _field(name: str) -> Field:
 
 
 def _number_type(kind: Any) -> type | None:
-    """Return int or float if that is what a setting holds, apart from nothing."""
+    """Return int or float if a setting holds one, apart from None."""
     for each in (kind, *typing.get_args(kind)):
         if each in (int, float):
             return typing.cast(type, each)
@@ -387,7 +387,7 @@ def parse_choice(name: str, text: str) -> Any:
 
 
 def _parse_choices(name: str, values: str, problems: list[str]) -> SearchParameter | None:
-    """Return a parameter with choices; what is wrong with them is added to `problems`."""
+    """Return a parameter with choices; errors are added to `problems`."""
     choices = _split_choices(values)
     before = len(problems)
     if not choices or len(choices) > MAX_CHOICES:
@@ -425,7 +425,7 @@ def _split_choices(values: str) -> list[str]:
 
 
 def _parse_range(name: str, values: str, problems: list[str]) -> SearchParameter | None:
-    """Return a parameter with a range; what is wrong with it is added to `problems`."""
+    """Return a parameter with a range; errors are added to `problems`."""
     text = values.strip()
     log = text.endswith(LOG_SUFFIX)
     ends = text.removesuffix(LOG_SUFFIX).split("..")

@@ -102,7 +102,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
 
 @pytest.fixture
 def dragoman(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command in a process of its own, in an empty directory, as a person would."""
+    """Run the command in a subprocess, in an empty directory, as a user would."""
 
     def run(
         *arguments: object,

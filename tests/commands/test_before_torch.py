@@ -127,10 +127,10 @@ for words in json.loads(sys.argv[1]):
     if child := os.fork():
         os.waitpid(child, 0)
         continue
-    told = io.StringIO()
-    with redirect_stderr(told), redirect_stdout(io.StringIO()):
+    stderr = io.StringIO()
+    with redirect_stderr(stderr), redirect_stdout(io.StringIO()):
         code = main(words)
-    print(json.dumps([code, told.getvalue(), "torch" in sys.modules]), flush=True)
+    print(json.dumps([code, stderr.getvalue(), "torch" in sys.modules]), flush=True)
     os._exit(0)
 """
 
@@ -166,10 +166,10 @@ def answers(
 def test_a_mistake_in_the_arguments_is_found_before_torch_is_imported(
     line: str, found: str, answers: dict[str, tuple[int, str, bool]]
 ) -> None:
-    code, told, torch_imported = answers[line]
+    code, error_text, torch_imported = answers[line]
     assert code == 2
-    assert found in told
-    assert "Traceback" not in told
+    assert found in error_text
+    assert "Traceback" not in error_text
     assert not torch_imported
 
 

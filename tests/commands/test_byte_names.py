@@ -19,15 +19,15 @@ ODD = os.fsdecode(b"caf\xe9-\xff")
 @pytest.fixture
 def folder(tmp_path: Path, bundle: Path, corpus: Path) -> Path:
     """Write a directory with a model and texts whose names are not UTF-8."""
-    place = tmp_path / ODD
+    directory = tmp_path / ODD
     try:
-        place.mkdir()
+        directory.mkdir()
     except (OSError, UnicodeError):
         pytest.skip("this file system takes UTF-8 names alone")
-    shutil.copytree(bundle, place / f"m{ODD}")
+    shutil.copytree(bundle, directory / f"m{ODD}")
     for side in ("de", "en"):
-        shutil.copy(corpus / f"dev.{side}", place / f"{ODD}.{side}")
-    return place
+        shutil.copy(corpus / f"dev.{side}", directory / f"{ODD}.{side}")
+    return directory
 
 
 COMMANDS = [

@@ -1,4 +1,4 @@
-"""Couplets end to end: train on verses, fine-tune on couplets, answer under constraints."""
+"""Couplets end to end: train on verses, fine-tune on couplets, complete them under constraints."""
 
 from __future__ import annotations
 

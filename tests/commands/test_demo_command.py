@@ -46,7 +46,7 @@ def test_demo_end_to_end(
     assert re.search(r"held-out dates: \d+\.\d% of 40 translated exactly", captured.out)
     assert "Held-out dates" in captured.out
     assert "Cross-attention weights of" in captured.out
-    assert "dragoman translate -m" in captured.out, "it says what to try next"
+    assert "dragoman translate -m" in captured.out, "the next commands to try are printed"
     assert (model / "training" / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert "steps" in captured.err, "progress goes to stderr"
     assert main(["verify", str(model)]) == 0, "what the demo leaves is a whole model"
@@ -161,9 +161,9 @@ def test_the_whole_demo_reaches_its_mark(
     """The number in the README: at least 98 % exact matches on held-out dates."""
     assert main(["demo", "--out", str(tmp_path / "demo-model")]) == 0
     out = capsys.readouterr().out
-    share = re.search(r"held-out dates: (\d+\.\d)%", out)
-    assert share
-    assert float(share[1]) >= 98.0, out
+    accuracy = re.search(r"held-out dates: (\d+\.\d)%", out)
+    assert accuracy
+    assert float(accuracy[1]) >= 98.0, out
 
 
 @pytest.mark.usefixtures("small")
@@ -192,7 +192,7 @@ def test_recipes_of_other_tasks_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", "--recipe", "yang2016", "--out", str(tmp_path / "demo")]) == 2
-    said = capsys.readouterr().err
-    assert "found yang2016, whose task is classify; use bahdanau2015" in said
+    stderr = capsys.readouterr().err
+    assert "found yang2016, whose task is classify; use bahdanau2015" in stderr
     assert main(["demo", "--recipe", "bahdanau2016", "--out", str(tmp_path / "demo")]) == 2
     assert "bahdanau2015" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`dragoman explain` as a person types it: report, JSON, figures, page, and every mistake."""
+"""`dragoman explain` as a user runs it: report, JSON, figures, page, and invalid arguments."""
 
 from __future__ import annotations
 

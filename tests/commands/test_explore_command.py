@@ -171,7 +171,7 @@ def test_a_desktop_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Served:
-    """A running `dragoman explore`, as a person would start it."""
+    """A running `dragoman explore`, as a user would start it."""
 
     def __init__(self, *arguments: object, cwd: Path) -> None:
         self.process = subprocess.Popen(

@@ -49,8 +49,8 @@ def test_export_prints_the_path_and_the_parity_and_translate_uses_it(
         )
         == 0
     )
-    place, parity = capsys.readouterr().out.splitlines()
-    assert place == str(model / "engines" / "ctranslate2-float32")
+    directory, parity = capsys.readouterr().out.splitlines()
+    assert directory == str(model / "engines" / "ctranslate2-float32")
     assert parity.startswith(
         "parity: greedy outputs equal on 3 of 3 sentences (100.0 %), largest difference of a "
         "log-probability"
@@ -135,8 +135,8 @@ def test_what_the_engine_cannot_do_is_reported_once(
         )
         == 0
     )
-    said = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
-    assert said == [
+    lines = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
+    assert lines == [
         "the engine ctranslate2-int8 does not support sampling: the native engine is used"
     ]
 
@@ -160,7 +160,7 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--to", "tensorrt"], "found 'tensorrt'"),
         (["--to", "onnx"], "found no --out"),
@@ -183,13 +183,17 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
     ],
 )
 def test_invalid_arguments_are_one_line(
-    model: Path, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "taken").write_text("mine")
     arguments = [each.replace("OUT", str(tmp_path / "taken")) for each in arguments]
     assert main(["export", str(model), *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
     assert not (model / "engines").exists() or not list((model / "engines").iterdir())
 
 
@@ -243,6 +247,6 @@ def test_import_prints_the_path_and_the_parity(
         )
         == 0
     )
-    place, parity = capsys.readouterr().out.splitlines()
-    assert place == str(tmp_path / "back")
+    directory, parity = capsys.readouterr().out.splitlines()
+    assert directory == str(tmp_path / "back")
     assert "equal on 2 of 2 sentences" in parity

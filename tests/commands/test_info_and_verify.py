@@ -21,10 +21,10 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, bit: int) -> None:
     """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
-    data[place % len(data)] ^= 1 << (place % 8)
+    data[bit % len(data)] ^= 1 << (bit % 8)
     path.write_bytes(data)
 
 

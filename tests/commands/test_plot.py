@@ -1,4 +1,4 @@
-"""`dragoman plot` as a person types it: six figures, several models, and every mistake."""
+"""`dragoman plot` as a user runs it: six figures, several models, and invalid arguments."""
 
 from __future__ import annotations
 

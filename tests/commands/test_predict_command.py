@@ -335,9 +335,9 @@ def test_an_output_inside_the_model_is_an_error(tmp_path, capsys, task, argument
     model = write_model(tmp_path / "model", task)
     (tmp_path / "file.txt").write_text("a\n")
     before = {path: path.read_bytes() for path in model.iterdir()}
-    places = {"MODEL": str(model), "FILE": str(tmp_path / "file.txt")}
-    for name, place in places.items():
-        arguments = [each.replace(name, place) for each in arguments]
+    paths = {"MODEL": str(model), "FILE": str(tmp_path / "file.txt")}
+    for name, target_path in paths.items():
+        arguments = [each.replace(name, target_path) for each in arguments]
     assert main(arguments) == 2
     assert "must be outside the model directory that the command reads; found" in error(capsys)
     assert {path: path.read_bytes() for path in model.iterdir()} == before

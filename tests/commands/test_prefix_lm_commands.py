@@ -16,7 +16,7 @@ WORDS = ["eins", "zwei", "drei", "vier", "acht"]
 
 @pytest.fixture(scope="module")
 def prefix_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A miniature of dong2019 that was stopped and went on."""
+    """A miniature of dong2019 that was stopped and resumed."""
     folder = tmp_path_factory.mktemp("prefix")
     source = [f"{one} {two}" for one in WORDS for two in WORDS] * 8
     for name, lines in (("src", source), ("tgt", [line.upper() for line in source])):

@@ -79,10 +79,12 @@ def wait_for(true, what: str) -> None:
         if true():
             return
         time.sleep(0.02)
-    pytest.fail(f"{what} never came")
+    pytest.fail(f"{what} was never reached")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux shows them")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="finds processes in /proc, which only Linux has"
+)
 @pytest.mark.slow  # quick tests of ranks that are lost: tests/faults/test_ranks.py
 @pytest.mark.parametrize("shard", ["on", "off"])
 def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
@@ -90,22 +92,22 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
     options = ("train.steps=120", f"train.fsdp={shard}")
     quiet = start(backwards, "quiet", *options, ranks=1)
     assert quiet.wait(timeout=300) == 0, (backwards / "quiet.output").read_text()
-    hurt = start(backwards, "hurt", *options, ranks=2)
-    log = backwards / "hurt" / "training" / "log.jsonl"
+    killed = start(backwards, "killed", *options, ranks=2)
+    log = backwards / "killed" / "training" / "log.jsonl"
     try:
-        wait_for(lambda: log.exists() and len(losses(backwards, "hurt")) > 12, "update 12")
-        os.kill(ranks_of(hurt)[-1], signal.SIGKILL)
-        assert hurt.wait(timeout=300) == 0, (backwards / "hurt.output").read_text()
+        wait_for(lambda: log.exists() and len(losses(backwards, "killed")) > 12, "update 12")
+        os.kill(ranks_of(killed)[-1], signal.SIGKILL)
+        assert killed.wait(timeout=300) == 0, (backwards / "killed.output").read_text()
     finally:
-        if hurt.poll() is None:
-            os.killpg(hurt.pid, signal.SIGKILL)
-    assert losses(backwards, "hurt") == pytest.approx(losses(backwards, "quiet"), rel=1e-5)
-    assert len(losses(backwards, "hurt")) == 120
-    assert "resuming the run in" in (backwards / "hurt.output").read_text()
-    assert (backwards / "hurt" / "weights.safetensors").exists()
-    pieces = list((backwards / "hurt" / "training").glob("step-*/weights-1-of-2.safetensors"))
-    assert bool(pieces) is (shard == "on")
-    words = ["average", "hurt", "--last", "2", "--out", "averaged"]
+        if killed.poll() is None:
+            os.killpg(killed.pid, signal.SIGKILL)
+    assert losses(backwards, "killed") == pytest.approx(losses(backwards, "quiet"), rel=1e-5)
+    assert len(losses(backwards, "killed")) == 120
+    assert "resuming the run in" in (backwards / "killed.output").read_text()
+    assert (backwards / "killed" / "weights.safetensors").exists()
+    shards = list((backwards / "killed" / "training").glob("step-*/weights-1-of-2.safetensors"))
+    assert bool(shards) is (shard == "on")
+    words = ["average", "killed", "--last", "2", "--out", "averaged"]
     done = subprocess.run(
         [sys.executable, "-m", "dragoman", *words],
         cwd=backwards,
@@ -116,7 +118,7 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
     )
     assert done.returncode == 0, done.stderr
     verified = subprocess.run(
-        [sys.executable, "-m", "dragoman", "verify", "hurt"],
+        [sys.executable, "-m", "dragoman", "verify", "killed"],
         cwd=backwards,
         capture_output=True,
         text=True,

@@ -110,9 +110,9 @@ def test_the_same_command_again_reports_that_nothing_is_left(
     assert train("--set=train.steps=2") == 0
     capsys.readouterr()
     assert train("--set=train.steps=2") == 0
-    told = errors(capsys)
-    assert any("nothing to do" in line and "all 2 steps done" in line for line in told)
-    assert any("--set train.steps=4" in line for line in told)
+    messages = errors(capsys)
+    assert any("nothing to do" in line and "all 2 steps done" in line for line in messages)
+    assert any("--set train.steps=4" in line for line in messages)
     assert (
         main(["train", "--out", str(tmp_path / "my-model"), "--resume", "--set", "train.steps=4"])
         == 0
@@ -153,9 +153,9 @@ def test_several_corpora_one_after_the_other(
     """`--src A --src B` silently dropped A."""
     more = [f"--src={corpus / 'dev.de'}", f"--tgt={corpus / 'dev.en'}"]
     assert train(*more, "--set=train.steps=1") == 0
-    told = errors(capsys)
-    assert f"corpus 1 of 2: {corpus / 'train.de'}, {corpus / 'train.en'}: 60 pairs" in told
-    assert f"corpus 2 of 2: {corpus / 'dev.de'}, {corpus / 'dev.en'}: 6 pairs" in told
+    messages = errors(capsys)
+    assert f"corpus 1 of 2: {corpus / 'train.de'}, {corpus / 'train.en'}: 60 pairs" in messages
+    assert f"corpus 2 of 2: {corpus / 'dev.de'}, {corpus / 'dev.en'}: 6 pairs" in messages
     config = json.loads((tmp_path / "my-model" / "training" / "config.json").read_text())
     assert [Path(name).name for name in config["data"]["src"]] == ["train.de", "dev.de"]
     assert train(more[0], out="other") == 2

@@ -1,4 +1,4 @@
-"""`dragoman translate` as a person uses it: lines in, lines out, in order, as they are ready."""
+"""`dragoman translate` as a user runs it: one output line per input line, in order, unbuffered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_standard_input_keeps_lines_order_and_empty_lines(bundle: Path, dragoman
     assert len(out) - 1 == len(LINES)
     assert out[1] == "", "an empty line stays empty"
     assert all(out[number] for number, line in enumerate(LINES) if line.strip()), (
-        "no text gets an empty answer (OpenNMT-py#2039)"
+        "no text gets an empty translation (OpenNMT-py#2039)"
     )
 
 
@@ -352,7 +352,7 @@ def test_lines_typed_at_a_terminal_are_translated_at_once(
     """At a terminal a line is translated before the next is read, and a note explains how to
     quit.
     """
-    asked: list[int] = []
+    written: list[int] = []
 
     class Keyboard:
         """Interactive input that records how many translations were written before each line."""
@@ -364,13 +364,13 @@ def test_lines_typed_at_a_terminal_are_translated_at_once(
         def buffer(self) -> Iterator[bytes]:
             for line in (b"Guten Morgen.\n", b"x\n", b"y\n"):
                 seen.append(capsys.readouterr())
-                asked.append(sum(len(each.out.splitlines()) for each in seen))
+                written.append(sum(len(each.out.splitlines()) for each in seen))
                 yield line
 
     seen: list[Any] = []
     monkeypatch.setattr(sys, "stdin", Keyboard())
     assert main(["translate", "-m", str(bundle)]) == 0
-    assert asked == [0, 1, 2]
+    assert written == [0, 1, 2]
     assert "end with Ctrl-D" in "".join(each.err for each in seen)
 
 

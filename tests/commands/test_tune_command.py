@@ -47,11 +47,11 @@ def test_a_search_gives_a_table_and_settings_that_train(
     backwards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(backwards, "--trials=2")) == 0
-    told = capsys.readouterr()
-    table = told.out.splitlines()
+    printed = capsys.readouterr()
+    table = printed.out.splitlines()
     assert table[0].split() == ["trial", "loss", "dropout", "learning_rate", "time", "state"]
     assert {line.split()[0] for line in table[1:3]} == {"0", "1"}
-    assert all(len(line) <= 80 for line in told.err.splitlines())
+    assert all(len(line) <= 80 for line in printed.err.splitlines())
     best = table[1].split()[0]
     assert os.listdir(backwards / "study" / "trials") == [f"000{best}"]
     model = backwards / "study" / "trials" / f"000{best}"
@@ -118,12 +118,12 @@ def test_killed_and_interrupted_searches_continue(
     assert out.splitlines()[0].split()[0] == "trial"
 
     assert main(arguments(backwards, "--trials=2", *long)) == 0
-    pieces = rows(backwards)
+    resumed = rows(backwards)
     (backwards / "study").rename(backwards / "pieces")
     assert main(arguments(backwards, "--trials=2", *long)) == 0
     capsys.readouterr()
     same = ("trial", "state", "loss", "model.dropout", "train.learning_rate", "validations")
-    assert [[row[name] for name in same] for row in pieces] == [
+    assert [[row[name] for name in same] for row in resumed] == [
         [row[name] for name in same] for row in rows(backwards)
     ]
 
@@ -135,9 +135,9 @@ def test_vocabularies_are_compared_per_character_and_without_a_recipe(
     line = [each for each in line if each != "--recipe=tiny" and "tokenizer" not in each]
     line = [each for each in line if "dropout" not in each]
     assert main(line) == 0
-    told = capsys.readouterr()
-    assert "compared per character" in told.err
-    assert told.out.splitlines()[0].split()[:3] == ["trial", "loss/char", "vocab_size"]
+    printed = capsys.readouterr()
+    assert "compared per character" in printed.err
+    assert printed.out.splitlines()[0].split()[:3] == ["trial", "loss/char", "vocab_size"]
     # One tokenizer for each vocabulary size, and no other prepared data than that of two sizes.
     assert len(list((backwards / "cache").glob("text-*"))) <= 3
 
@@ -159,9 +159,9 @@ def test_other_tasks_are_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_dry_run_writes_nothing(backwards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(backwards, "--dry-run")) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "search model.dropout        0..0.4 (base 0.1)" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "search model.dropout        0..0.4 (base 0.1)" in printed.err
     assert not (backwards / "study").exists()
 
 

@@ -220,7 +220,7 @@ def test_recorded_weights_times_values_give_the_output(kind: str, name: str) -> 
     src, mask, tgt = batch()
     with record(model) as notes:
         recorded = model(src, tgt, mask)
-    torch.testing.assert_close(recorded, model(src, tgt, mask))  # looking changes nothing
+    torch.testing.assert_close(recorded, model(src, tgt, mask))  # recording changes nothing
     assert notes
     for note in notes.values():
         torch.testing.assert_close(note.weights @ note.values, note.output)
@@ -280,9 +280,9 @@ def make_block(name: str, *, causal: bool, **more: object) -> Block:
 
 
 PLACES = [
-    place
-    for place in product(BLOCKS, [False, True], RESIDUALS)
-    if place[0] not in (ENCODER_ONLY if place[1] else DECODER_ONLY)
+    case
+    for case in product(BLOCKS, [False, True], RESIDUALS)
+    if case[0] not in (ENCODER_ONLY if case[1] else DECODER_ONLY)
 ]
 
 
@@ -313,11 +313,11 @@ def test_gradients_flow_through_incremental_decoding(name: str) -> None:
     context = ForwardContext(memory=Memory(torch.randn(2, 3, 4, dtype=torch.float64)))
     (whole,) = torch.autograd.grad((block(x, context) ** 2).sum(), x)
     state, parts = block.start(context), []
-    for piece in (x[:, :2], x[:, 2:3], x[:, 3:]):
-        output, state = block.extend(piece, state)
+    for chunk in (x[:, :2], x[:, 2:3], x[:, 3:]):
+        output, state = block.extend(chunk, state)
         parts.append(output)
-    (pieces,) = torch.autograd.grad((torch.cat(parts, 1) ** 2).sum(), x)
-    torch.testing.assert_close(pieces, whole)
+    (in_chunks,) = torch.autograd.grad((torch.cat(parts, 1) ** 2).sum(), x)
+    torch.testing.assert_close(in_chunks, whole)
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)

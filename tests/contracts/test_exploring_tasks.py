@@ -1,4 +1,4 @@
-"""The explorer's interface for models of every task: each answer equals the library's own."""
+"""The explorer's HTTP interface for models of every task: responses equal the library's results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def subject(recipe: str) -> Subject:
 
 
 @pytest.fixture(scope="module", params=RECIPES)
-def asked(request: pytest.FixtureRequest):
-    """Serve a model and explain an input, typed as a person would."""
+def explained(request: pytest.FixtureRequest):
+    """Serve a model and explain an input that a user typed."""
     predictor, example = subject(request.param)
     session = ExplorerSession(predictor, path=Path(request.param))
     value = list(example) if isinstance(example, tuple) else example
@@ -49,8 +49,8 @@ def asked(request: pytest.FixtureRequest):
     session.close()
 
 
-def test_every_task_is_explained_over_http(asked) -> None:
-    predictor, session, client, found = asked
+def test_every_task_is_explained_over_http(explained) -> None:
+    predictor, session, client, found = explained
     assert found["model"]["task"] == predictor.task_name
     assert client.get(f"{API}/session").json()["task"] == predictor.task_name
     [given] = predictor.read_arguments([session.cache.get(found["digest"]).request.text])
@@ -69,8 +69,8 @@ def test_every_task_is_explained_over_http(asked) -> None:
         )
 
 
-def test_every_task_has_heads_to_switch_off(asked) -> None:
-    predictor, session, client, found = asked
+def test_every_task_has_heads_to_switch_off(explained) -> None:
+    predictor, session, client, found = explained
     explanation = session.cache.get(found["digest"]).explanation
     address = f"{API}/e/{found['digest']}"
     answer = client.post(f"{address}/effects", json={})
@@ -89,8 +89,8 @@ def test_every_task_has_heads_to_switch_off(asked) -> None:
         assert answer.json()["text"] == expected.text
 
 
-def test_every_task_is_attributed_or_reports_why_not(asked) -> None:
-    _, _, client, found = asked
+def test_every_task_is_attributed_or_reports_why_not(explained) -> None:
+    _, _, client, found = explained
     for method in client.get(f"{API}/session").json()["methods"]:
         body = {"method": method}
         answer = client.post(f"{API}/e/{found['digest']}/attribute", json=body)
@@ -102,8 +102,8 @@ def test_every_task_is_attributed_or_reports_why_not(asked) -> None:
             assert list(answer.json()) == ["error"]
 
 
-def test_a_branch_is_decoded_or_rejected(asked) -> None:
-    predictor, _, client, found = asked
+def test_a_branch_is_decoded_or_rejected(explained) -> None:
+    predictor, _, client, found = explained
     body = {"step": 0, "token": found["steps"][0]["top"][1][0] if found["steps"] else 4}
     answer = client.post(f"{API}/e/{found['digest']}/branch", json=body)
     if predictor.task_name == "language":

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 import torch
 from model_kit import perturb_weights
-from teacher_forcing_kit import VOCABULARY, tiny_pair
+from teacher_forcing_kit import VOCABULARY, measure_head_effects, tiny_pair
 
 from dragoman.attention.attention_weight_hooks import record
 from dragoman.config import ModelConfig, read_config
 from dragoman.errors import DataError
-from dragoman.explain.attribution import attribute_tokens, attribution_note
+from dragoman.explain.attribution import attribute_tokens, attribute_with_heads, attribution_note
 from dragoman.explain.head_ablation import (
     ablate_heads,
     attention_parts,
-    estimate_head_effects,
-    measure_head_effects,
 )
 from dragoman.explain.position_encoding_analysis import summarize_positions
 from dragoman.explain.teacher_forced_pass import TeacherForcedPair
@@ -55,11 +53,11 @@ def pair(name: str) -> TeacherForcedPair:
 @pytest.mark.parametrize("name", settings())
 def test_heads_off(pair: TeacherForcedPair, name: str) -> None:
     parts = attention_parts(pair.model)
-    estimates = estimate_head_effects(pair)
+    estimates = attribute_with_heads(pair)[1]
     assert {path: len(row) for path, row in estimates.items()} == {
         path: part.heads for path, part in parts.items()
     }
-    effects = list(measure_head_effects(pair))
+    effects = measure_head_effects(pair)
     assert len(effects) == sum(part.heads for part in parts.values())
     for each in effects[:: max(1, len(effects) // 4)]:
         np.testing.assert_allclose(

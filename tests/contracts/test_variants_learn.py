@@ -39,8 +39,8 @@ CHECK_EVERY = 50  # steps
 
 def sentences(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return sources with </s>, and their reversals."""
-    pieces = torch.randint(4, 12, (rows, 6), generator=generator)
-    return torch.cat([pieces, torch.full((rows, 1), EOS)], 1), pieces.flip(1)
+    tokens = torch.randint(4, 12, (rows, 6), generator=generator)
+    return torch.cat([tokens, torch.full((rows, 1), EOS)], 1), tokens.flip(1)
 
 
 def reversal_accuracy(max_steps: int, rate: float, **settings: object) -> float:

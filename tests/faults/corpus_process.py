@@ -18,7 +18,7 @@ from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 
 
 class Changing(ParallelFiles):
-    """A corpus that somebody writes to while it is read."""
+    """A corpus that another process writes to while it is read."""
 
     def records(self) -> Iterator[SentencePair | BadPair]:
         for record in super().records():

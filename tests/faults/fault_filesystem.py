@@ -195,11 +195,11 @@ class Disk:
         return Node(is_directory=True, entries=dict(entries), safe_entries=dict(entries))
 
 
-def materialise(state: dict[str, bytes | None], place: Path) -> Path:
+def materialise(state: dict[str, bytes | None], target_dir: Path) -> Path:
     """Write a state into an empty directory."""
     for path, data in state.items():  # directories come before what is in them
         if data is None:
-            (place / path).mkdir(parents=True, exist_ok=True)
+            (target_dir / path).mkdir(parents=True, exist_ok=True)
         else:
-            (place / path).write_bytes(data)
-    return place
+            (target_dir / path).write_bytes(data)
+    return target_dir

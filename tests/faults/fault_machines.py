@@ -39,13 +39,13 @@ SMALL = [
 ]
 SAME = "and the result is the same"
 
-Break = Callable[[pytest.MonkeyPatch], None]
+Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-def make_folder(place: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Write a model, with a CTranslate2 engine where possible, and text to train and score."""
     for column, side in enumerate(("de", "en")):
-        (place / f"text.{side}").write_text(
+        (folder / f"text.{side}").write_text(
             "".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8"
         )
     config = read_config(
@@ -65,7 +65,7 @@ def make_folder(place: Path) -> Path:
         config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
     )
     write_bundle(
-        place / "model",
+        folder / "model",
         config=config,
         tokenizers=tokenizers,
         weights=model.state_dict(),
@@ -79,15 +79,15 @@ def make_folder(place: Path) -> Path:
         )  # a beam search is the native engine's unless another is named
         for name in ("exported", "damaged"):
             write_bundle(
-                place / name,
+                folder / name,
                 config=greedy,
                 tokenizers=tokenizers,
                 weights=model.state_dict(),
                 golden=["Guten Morgen."],
             )
-            export_ctranslate2(place / name, quantization="float32")
-        (place / "damaged/engines/ctranslate2-float32/model.bin").write_bytes(b"no model")
-    return place
+            export_ctranslate2(folder / name, quantization="float32")
+        (folder / "damaged/engines/ctranslate2-float32/model.bin").write_bytes(b"no model")
+    return folder
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def a_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
 
 
-def failing_gpu(error: RuntimeError) -> Break:
+def failing_gpu(error: RuntimeError) -> Fault:
     def broken(patch: pytest.MonkeyPatch) -> None:
         a_gpu(patch)
         real = torch.ones
@@ -155,10 +155,10 @@ def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(device, "cuda_problem", lambda *_, **__: "")
     real = nn.Module.to
 
-    def to(module: nn.Module, place: torch.device | str, *more: object) -> nn.Module:
-        if torch.device(place).type == "cuda":
+    def to(module: nn.Module, device: torch.device | str, *more: object) -> nn.Module:
+        if torch.device(device).type == "cuda":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
-        return real(module, place, *more)
+        return real(module, device, *more)
 
     patch.setattr(nn.Module, "to", to)
 
@@ -195,7 +195,7 @@ class _NoWayBack(torch.autograd.Function):
         raise RuntimeError("C++ compile error\nmore of it")
 
 
-def failing_compiler(*, late: bool = False) -> Break:
+def failing_compiler(*, late: bool = False) -> Fault:
     """A torch.compile that fails in the forward or in the backward pass."""
 
     def compiled(function, **options):  # type: ignore[no-untyped-def]
@@ -209,7 +209,7 @@ def failing_compiler(*, late: bool = False) -> Break:
     return lambda patch: patch.setattr(torch, "compile", compiled)
 
 
-def without(package: str) -> Break:
+def without(package: str) -> Fault:
     def broken(patch: pytest.MonkeyPatch) -> None:
         real = importlib.util.find_spec
         patch.setattr(
@@ -221,7 +221,7 @@ def without(package: str) -> Break:
     return broken
 
 
-def unloadable(package: str) -> Break:
+def unloadable(package: str) -> Fault:
     def broken(patch: pytest.MonkeyPatch) -> None:
         real = importlib.import_module
 
@@ -251,16 +251,16 @@ def no_int8(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing(patch: pytest.MonkeyPatch) -> None:
-    """The machine is in order: what is asked for is not there."""
+    """A machine without faults; the requested thing does not exist."""
 
 
 class Case(NamedTuple):
     """A command, what breaks, and the expected warning."""
 
     command: str
-    harm: Break
+    inject: Fault
     line: str  # a regular expression for all of it
-    usual: str = ""  # what the machine in order is asked for; by default the same
+    usual: str = ""  # the command for a machine without faults; by default the same
 
 
 OLD = failing_gpu(

@@ -132,7 +132,7 @@ def command(
     user: int = 0,
     clock: float = 0.0,
 ) -> ChildProcess:
-    """Start `dragoman` with some words, as a person does."""
+    """Start `dragoman` with some arguments, as a user does."""
     if user:
         output.touch()
         output.chmod(0o666)
@@ -181,7 +181,7 @@ def wait_for_step(
             f"the child ended before step {step}; the last was {last_step(directory)}"
         )
         assert time.monotonic() < end, (
-            f"step {step} never came; the last was {last_step(directory)}"
+            f"step {step} was never reached; the last was {last_step(directory)}"
         )
         time.sleep(0.002)
 
@@ -216,7 +216,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """List half-made and half-removed things."""
+    """List partly written and partly removed files and directories."""
     return [name for name in os.listdir(directory) if name.startswith((".tmp-", ".del-"))]
 
 

@@ -33,13 +33,13 @@ class NonFiniteTask:
     """A task whose loss is not finite at one step of one rank."""
 
     def __init__(self, task: Any, rank: int, world: ProcessGroup, update: int) -> None:
-        self.task, self.here, self.spoilt, self.update = task, rank == world.rank, update, 0
+        self.task, self.here, self.nan_step, self.update = task, rank == world.rank, update, 0
 
     def loss(self, model: Any, batch: Any) -> Loss:
         found = self.task.loss(model, batch)
         return (
             Loss(found.total * float("nan"), found.nll, found.count)
-            if self.here and self.update == self.spoilt
+            if self.here and self.update == self.nan_step
             else found
         )
 

@@ -75,7 +75,7 @@ def start(request: dict[str, Any], learnt: TextIO) -> int:
 
 
 def child(request: dict[str, Any]) -> int:
-    """Become what was asked for; returns the exit code."""
+    """Run the requested program in this process; return its exit code."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(output, 1)

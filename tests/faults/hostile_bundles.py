@@ -18,22 +18,22 @@ from dragoman.config import Config
 from dragoman.storage.manifest import canonical_json
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
-Spoil = Callable[[Path], None]
-CASES: dict[str, tuple[Spoil, str]] = {}
+Damage = Callable[[Path], None]
+CASES: dict[str, tuple[Damage, str]] = {}
 
 
-def case(reason: str) -> Callable[[Spoil], Spoil]:
+def case(reason: str) -> Callable[[Damage], Damage]:
     """Register a corruption of a bundle, with a part of the expected error."""
 
-    def listed(spoil: Spoil) -> Spoil:
-        CASES[spoil.__name__] = (spoil, reason)
-        return spoil
+    def listed(damage: Damage) -> Damage:
+        CASES[damage.__name__] = (damage, reason)
+        return damage
 
     return listed
 
 
 def resign(path: Path, change: Callable[[dict], None] = lambda content: None) -> None:
-    """Write a manifest that fits the spoilt files, as somebody who means harm would."""
+    """Write a manifest that fits the damaged files, as an attacker would."""
     content = json.loads((path / "manifest.json").read_bytes())
     content.pop("manifest_sha256")
     for name in content["files"]:

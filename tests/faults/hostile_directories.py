@@ -67,10 +67,10 @@ BLOCKS = {
 
 
 class Case(NamedTuple):
-    """One way to spoil a copy of a sound directory."""
+    """One way to damage a copy of a valid directory."""
 
     name: str
-    spoil: Callable[[Path], None]
+    damage: Callable[[Path], None]
     user: bool = False  # whether it needs a user whom file modes stop
 
 
@@ -140,7 +140,7 @@ def _json_case(name: str, rng: random.Random) -> Case:
     signed = rng.random() < 0.8
     place = rng.random()
 
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         path = directory / name
         lines = (
             path.read_text("utf-8").split("\n")
@@ -153,7 +153,7 @@ def _json_case(name: str, rng: random.Random) -> Case:
         if signed:
             sign(directory)
 
-    return Case(f"{name}: {what} at {place:.3f}{', signed' if signed else ''}", spoil)
+    return Case(f"{name}: {what} at {place:.3f}{', signed' if signed else ''}", damage)
 
 
 def _changed(value: Any, what: str, place: float) -> str:
@@ -195,7 +195,7 @@ def _header_case(name: str, rng: random.Random) -> Case:
     what = rng.choice([*VALUES, "removed", "renamed", "length 2**63", "length 0", "length 1 GiB"])
     place, signed = rng.random(), rng.random() < 0.9
 
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         raw = (directory / name).read_bytes()
         size = struct.unpack("<Q", raw[:8])[0]
         if what.startswith("length"):
@@ -210,7 +210,7 @@ def _header_case(name: str, rng: random.Random) -> Case:
         if signed:
             sign(directory)
 
-    return Case(f"{name}, header: {what} at {place:.3f}{', signed' if signed else ''}", spoil)
+    return Case(f"{name}, header: {what} at {place:.3f}{', signed' if signed else ''}", damage)
 
 
 def _file_case(name: str, rng: random.Random) -> Case:
@@ -218,12 +218,12 @@ def _file_case(name: str, rng: random.Random) -> Case:
     what, signed = rng.choice([*FILES]), rng.random() < 0.7
     noise = rng.randbytes(2000)
 
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         FILES[what](directory / name, noise)
         if signed:
             sign(directory)
 
-    return Case(f"{name}: {what}{', signed' if signed else ''}", spoil, user=what == "unreadable")
+    return Case(f"{name}: {what}{', signed' if signed else ''}", damage, user=what == "unreadable")
 
 
 def _replace(path: Path, make: Callable[[Path], object]) -> None:
@@ -232,7 +232,7 @@ def _replace(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def _outside(path: Path) -> Path:
-    """Find the folder of things that nobody may touch, beside the directory that is spoilt."""
+    """Return the folder beside the damaged directory whose files must stay untouched."""
     return next(each / "outside" for each in path.parents if (each / "outside").is_dir())
 
 
@@ -375,7 +375,7 @@ def _names(kind: str) -> Iterator[Case]:
 def _set(name: str, keys: tuple[str, ...], raw: str) -> Callable[[Path], None]:
     """Return a function that sets one value of a JSON file and signs it."""
 
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         content = json.loads((directory / name).read_bytes())
         holder = content
         for key in keys[:-1]:
@@ -386,46 +386,46 @@ def _set(name: str, keys: tuple[str, ...], raw: str) -> Callable[[Path], None]:
         )
         sign(directory)
 
-    return spoil
+    return damage
 
 
 def _extra(name: str, what: str) -> Callable[[Path], None]:
     """Return a function that adds a file that no manifest lists."""
 
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_bytes(b"{}")
         FILES[what](path, b"noise" * 100)
 
-    return spoil
+    return damage
 
 
 def _link_out(name: str) -> Callable[[Path], None]:
     """Return a function that moves an entry out and leaves a link to it."""
 
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         target = _outside(directory / name) / Path(name).name
         os.rename(directory / name, target)
         os.symlink(target, directory / name)
 
-    return spoil
+    return damage
 
 
 def _named(folder: str, name: bytes) -> Callable[[Path], None]:
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         (directory / folder).mkdir(exist_ok=True)
         with open(os.fsencode(directory / folder) + b"/" + name, "wb") as file:
             file.write(b"{}")
 
-    return spoil
+    return damage
 
 
 def _many(folder: str) -> Callable[[Path], None]:
-    def spoil(directory: Path) -> None:
+    def damage(directory: Path) -> None:
         (directory / folder / "many").mkdir(parents=True)
         for number in range(10_000):
             (directory / folder / "many" / f"file{number}").touch()
 
-    return spoil
+    return damage

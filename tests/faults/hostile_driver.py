@@ -72,7 +72,7 @@ def main(folder: Path, kind: str, count: int, seed: int) -> None:
 
         def prepare(case_dir: Path, case: Any = case) -> None:
             shutil.copytree(sound, case_dir / "target", symlinks=True)
-            case.spoil(case_dir / "target")
+            case.damage(case_dir / "target")
 
         problems = _run(
             folder,
@@ -328,10 +328,10 @@ def _run(
         found.append(f"{' '.join(begun[-1:])}: {how}")
     if _snapshot(outside) != before:
         found.append("something outside the target was changed")
-    strangers = sorted(
+    unexpected = sorted(
         set(os.listdir(case_dir)) - {"outside", "target", "log", "new", "config.yaml"}
     )
-    found += [f"left {name} beside the target" for name in strangers]
+    found += [f"left {name} beside the target" for name in unexpected]
     for path in [case_dir, *case_dir.rglob("*")]:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)
@@ -449,7 +449,7 @@ def _import_torch() -> None:
 
     measured_resource_estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
-    load_kernel_library()  # from the person's cache; the children's is another
+    load_kernel_library()  # from the user's cache; the children have another one
 
 
 def _learn_imports(

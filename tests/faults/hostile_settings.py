@@ -14,7 +14,7 @@ _ALIASES = "a: &a [x, x, x]\n" + "\n".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(20)
 )
 
-# What YAML reads as something else than it looks, and what no reader expects.
+# YAML scalars that parse to another type than they look like, or to one no reader expects.
 TEXTS = [
     "2001-99-99", "2001-12-14", "2001-12-14t21:59:43.10-05:00", "9999-99-99 99:99:99", "0b_", "0b",
     "0x", "0x_", "0o_", "0_", "_", "1_000", "9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000,

@@ -155,10 +155,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     (folder / "good.en").write_bytes(GOOD_TGT)
     requests = []
     for number, case in enumerate([*CASES, SKIPPED]):
-        place = folder / str(number)
-        place.mkdir()
+        directory = folder / str(number)
+        directory.mkdir()
         if case.data is not None:
-            (place / case.file).write_bytes(bomb() if case.name == "bomb" else case.data)
+            (directory / case.file).write_bytes(bomb() if case.name == "bomb" else case.data)
         request = {
             "name": case.name,
             "src": f"{number}/{case.file}",

@@ -22,7 +22,7 @@ def whole(fork_server, memory):
     """A run with two checkpoints, the newest of which is damaged."""
     directory = memory / "whole"
     assert loop(fork_server, directory, steps=8, every=4).wait() == 0
-    shutil.rmtree(directory / "keep")  # its hard links would be hurt with the step
+    shutil.rmtree(directory / "keep")  # its hard links would be damaged with the step
     assert RunDirectory(directory).steps() == [4, 8]
     yield directory
     shutil.rmtree(directory)

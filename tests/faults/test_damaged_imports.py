@@ -26,7 +26,7 @@ from dragoman.exchange.huggingface_import import import_marian
 
 pytest.importorskip("transformers")
 
-Spoil = Callable[[Path], None]
+Damage = Callable[[Path], None]
 WEIGHT = "model.encoder.layers.0.fc1.weight"
 
 
@@ -47,72 +47,72 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def setting(name: str, value: Any, file: str = "config.json") -> Spoil:
+def setting(name: str, value: Any, file: str = "config.json") -> Damage:
     """Change one value of a JSON file."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         content = json.loads((path / file).read_text("utf-8"))
         content[name] = value
         (path / file).write_text(json.dumps(content), "utf-8")
 
-    return spoil
+    return damage
 
 
-def without(name: str, file: str = "config.json") -> Spoil:
+def without(name: str, file: str = "config.json") -> Damage:
     """Remove one key of a JSON file."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         content = json.loads((path / file).read_text("utf-8"))
         del content[name]
         (path / file).write_text(json.dumps(content), "utf-8")
 
-    return spoil
+    return damage
 
 
-def content(file: str, data: bytes) -> Spoil:
+def content(file: str, data: bytes) -> Damage:
     """Replace the contents of a file."""
     return lambda path: (path / file).write_bytes(data) and None
 
 
-def cut(file: str, kept: float) -> Spoil:
+def cut(file: str, kept: float) -> Damage:
     """Keep the first part of a file."""
     return lambda path: os.truncate(path / file, int(kept * (path / file).stat().st_size))
 
 
-def pipe(file: str) -> Spoil:
-    """Put a pipe in a file's place, which nobody writes into."""
+def pipe(file: str) -> Damage:
+    """Replace a file by a named pipe without a writer."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         (path / file).unlink(missing_ok=True)
         os.mkfifo(path / file)
 
-    return spoil
+    return damage
 
 
-def folder(file: str) -> Spoil:
-    """Put a directory in a file's place."""
+def folder(file: str) -> Damage:
+    """Replace a file by a directory."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         (path / file).unlink(missing_ok=True)
         (path / file).mkdir()
 
-    return spoil
+    return damage
 
 
-def link(file: str, to: str = "/dev/zero") -> Spoil:
-    """Put a link in a file's place."""
+def link(file: str, to: str = "/dev/zero") -> Damage:
+    """Replace a file by a symbolic link."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         (path / file).unlink(missing_ok=True)
         (path / file).symlink_to(to)
 
-    return spoil
+    return damage
 
 
-def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
+def header(change: Callable[[dict[str, Any]], object]) -> Damage:
     """Change the header of the weights."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         raw = (path / "model.safetensors").read_bytes()
         size = struct.unpack("<Q", raw[:8])[0]
         entries = json.loads(raw[8 : 8 + size])
@@ -122,13 +122,13 @@ def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
             struct.pack("<Q", len(text)) + text + raw[8 + size :]
         )
 
-    return spoil
+    return damage
 
 
-def number(value: float) -> Spoil:
+def number(value: float) -> Damage:
     """Write a number into the middle of the weights."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         raw = bytearray((path / "model.safetensors").read_bytes())
         at = (len(raw) // 2) & ~3
         start = 8 + struct.unpack("<Q", raw[:8])[0]
@@ -136,21 +136,21 @@ def number(value: float) -> Spoil:
         raw[at : at + 4] = np.float32(value).tobytes()
         (path / "model.safetensors").write_bytes(raw)
 
-    return spoil
+    return damage
 
 
 def pickled(path: Path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
 
 
-def index(**weight_map: Any) -> Spoil:
-    """Put an index of several files in the place of the weights."""
+def index(**weight_map: Any) -> Damage:
+    """Replace the weights by an index of several files."""
 
-    def spoil(path: Path) -> None:
+    def damage(path: Path) -> None:
         (path / "model.safetensors").rename(path / "part.safetensors")
         (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
-    return spoil
+    return damage
 
 
 def swapped_vocabulary(path: Path) -> None:
@@ -169,7 +169,7 @@ WHOLE = (
     "encoder_ffn_dim",
     "max_position_embeddings",
 )
-CASES: dict[str, tuple[Spoil, str]] = {
+CASES: dict[str, tuple[Damage, str]] = {
     **{
         f"{name} {value!r:.20}": (setting(name, value), name)
         for name in WHOLE
@@ -265,9 +265,9 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "a huge header": (content("model.safetensors", struct.pack("<Q", 1 << 62) + b"{}"), "header"),
     **{
-        f"{file} {what}": (spoil(file), file)
+        f"{file} {what}": (damage(file), file)
         for file in ("config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors")
-        for what, spoil in (("as a pipe", pipe), ("as a folder", folder), ("as a link", link))
+        for what, damage in (("as a pipe", pipe), ("as a folder", folder), ("as a link", link))
     },
     **{
         f"{file} of {len(data)} bytes {data[:8]!r}": (content(file, data), file)
@@ -288,9 +288,9 @@ def test_a_damaged_directory_ends_in_one_line_and_leaves_nothing(
     case: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """23 of 58 such directories ended in tracebacks, and 11 left a finished model behind."""
-    spoil, found = CASES[case]
+    damage, found = CASES[case]
     theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
-    spoil(theirs)
+    damage(theirs)
     monkeypatch.setattr(
         huggingface_import, "is_installed", lambda _: False
     )  # damage is found by our own reading
@@ -311,8 +311,8 @@ def test_several_files_of_weights_are_read(sound: Path, tmp_path: Path) -> None:
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for file, some in parts.items():
         save_file({name: weights[name] for name in some}, theirs / file)
-    places = {name: file for file, some in parts.items() for name in some}
-    (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    file_of_weight = {name: file for file, some in parts.items() for name in some}
+    (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of_weight}))
     whole, split = (
         Bundle.load(import_marian(path, tmp_path / path.parent.name).path)
         for path in (sound, theirs)
@@ -350,7 +350,7 @@ def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_pat
     setting("target_vocab_file", str(tmp_path / "pipe"), "tokenizer_config.json")(theirs)
     setting("separate_vocabs", True, "tokenizer_config.json")(theirs)
     setting("auto_map", {"AutoModelForSeq2SeqLM": "hook.Model"})(theirs)
-    (theirs / "hook.py").write_text("raise SystemExit('code of a stranger ran')")
+    (theirs / "hook.py").write_text("raise SystemExit('untrusted code ran')")
     setting("min_length", 10**9, "generation_config.json")(theirs)
     imported = import_marian(theirs, tmp_path / "mine", texts=LINES)
     assert imported.parity is not None

@@ -173,7 +173,7 @@ def test_missing_dependency_is_one_warning(
         pytest.importorskip("ctranslate2")
     expected = run(case.usual or case.command, folder, capsys)
     with monkeypatch.context() as patch:
-        case.harm(patch)
+        case.inject(patch)
         found = run(case.command, folder, capsys)
     assert found.code == expected.code == 0
     assert found.out == expected.out
@@ -281,18 +281,18 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
         property(lambda engine: torch.device("cuda" if engine is gpu else "cpu")),
     )
     assert translator.translate([src for src, _ in PAIRS]) == expected
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
-        rf"out of memory with a batch of \d sentences: .* in halves, {SAME}", said[0]
+        rf"out of memory with a batch of \d sentences: .* in halves, {SAME}", messages[0]
     )
-    assert said[1:] == [
+    assert messages[1:] == [
         f"out of memory for a single sentence: sentences that do not fit are translated on "
         f"the CPU, {SAME}"
     ]
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "messages"),
     [
         (torch.OutOfMemoryError("out of memory\nmore"), "out of memory"),
         (
@@ -306,7 +306,7 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
 )
 def test_without_enough_memory_one_line_reports_it(
     error: Exception,
-    said: str,
+    messages: str,
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -318,7 +318,7 @@ def test_without_enough_memory_one_line_reports_it(
     found = run(TRANSLATE, folder, capsys)
     assert found.code == 71
     assert "the model and its batch must fit into memory; found it full" in found.lines[-1]
-    assert said in found.lines[-1]
+    assert messages in found.lines[-1]
     assert not any("Traceback" in line for line in found.lines)
 
 

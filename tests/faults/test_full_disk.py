@@ -77,7 +77,7 @@ def small_disk(tmp_path):
 def test_small_file_systems(fork_server, reference, run_path, small_disk):
     assert loop(fork_server, run_path, steps=4).wait() == 0
     one = sum(sizes(run_path).values())
-    refused = stopped = 0
+    rejected = stopped = 0
     for fraction in (
         0.5,
         1.5,
@@ -89,7 +89,7 @@ def test_small_file_systems(fork_server, reference, run_path, small_disk):
         code = loop(fork_server, run, keep=2).wait()
         assert code == (74 if fraction < 3.6 else 0), fraction
         assert newest_step(run) == (0 if code else 12)
-        refused += code == 74
+        rejected += code == 74
     for fraction in (5, 6, 7, 8, 9):  # free space at the start, then another program takes it
         disk = small_disk(int(one * fraction))
         run = disk / "run"
@@ -106,7 +106,7 @@ def test_small_file_systems(fork_server, reference, run_path, small_disk):
         assert fingerprint(run) == reference(40, 2)[0]
     show(
         "disk-full",
-        {"small_disks_refused_at_start": refused, "filled_while_running_exit_74": stopped},
+        {"small_disks_refused_at_start": rejected, "filled_while_running_exit_74": stopped},
     )
 
 

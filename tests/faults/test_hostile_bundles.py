@@ -30,7 +30,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole bundle, to be copied and spoilt."""
+    """A valid bundle, to be copied and damaged."""
     path = tmp_path_factory.mktemp("sound") / "model"
     config = Config().replace(
         text={"vocab_size": 300, "shared_vocab": False}, model={**SIZES, "tie_embeddings": "target"}
@@ -79,10 +79,10 @@ def test_a_hostile_bundle_is_rejected_with_its_reason(
 
     See fairseq#5610 and safetensors#668.
     """
-    spoil, reason = CASES[name]
+    damage, reason = CASES[name]
     path = tmp_path / "model"
     shutil.copytree(sound, path)
-    spoil(path)
+    damage(path)
     monkeypatch.chdir(tmp_path)
     watched.clear()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -102,11 +102,11 @@ def test_a_hostile_bundle_is_rejected_with_its_reason(
 
 
 def test_the_sound_bundle_loads(sound: Path, tmp_path: Path) -> None:
-    """The cases above are refused for what was spoilt, not for how they were copied."""
+    """The cases above are rejected for their damage, not for how they were copied."""
     path = tmp_path / "model"
     shutil.copytree(sound, path)
     resign(path)
-    (path / "notes of mine.txt").write_text("strangers are not opened and do no harm")
+    (path / "notes of mine.txt").write_text("files that are not listed are not opened")
     (path / ".DS_Store").write_bytes(b"\0")
     (path / "text" / ".DS_Store").write_bytes(b"\0")
     (path / "training").mkdir()

@@ -1,6 +1,6 @@
 """A command's output stream may disappear: its pipe, its disk, its terminal.
 
-Training continues. Translation ends when nobody reads its output.
+Training continues. Translation ends when the reader of its output has exited.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_a_closed_stream_and_a_slow_one() -> None:
 
 def test_tracebacks_survive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", fault_tolerant_stdio.make_tolerant(Gone(errno.EPIPE)))
-    traceback.print_exception(ValueError("one that nobody sees"))
+    traceback.print_exception(ValueError("one without a reader"))
     sys.stderr.writelines(["a", "b"])
     assert fault_tolerant_stdio.make_tolerant(sys.stderr) is sys.stderr
 
@@ -193,7 +193,7 @@ open_missing_descriptors()
 opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 open_streams()
 os.write(2, b"what a C library writes to stderr")
-print("shown to nobody", file=sys.stderr)
+print("not shown", file=sys.stderr)
 assert opened > 2, opened
 """
 

@@ -23,16 +23,16 @@ class NonFiniteTask:
     With `late`, only the backward pass shows it.
     """
 
-    def __init__(self, task, spoils, *, late=False) -> None:
-        self.task, self.spoils, self.late, self.update = task, spoils, late, 0
+    def __init__(self, task, is_bad, *, in_backward=False) -> None:
+        self.task, self.is_bad, self.in_backward, self.update = task, is_bad, in_backward, 0
 
     def loss(self, model, batch):
         found = self.task.loss(model, batch)
-        if not self.spoils(self.update):
+        if not self.is_bad(self.update):
             return found
         bad = (
             found.total * float("inf")
-            if not self.late
+            if not self.in_backward
             else found.total + _bad_gradient(model.output_weight)
         )
         return type(found)(bad, found.nll, found.count)
@@ -43,9 +43,9 @@ def _bad_gradient(weight):
     return (weight.sum() * 0).sqrt() * 0
 
 
-def spoiled_trainer(run, spoils, *, late=False, **options):
+def nonfinite_trainer(run, is_bad, *, in_backward=False, **options):
     trainer = tiny_trainer(run, **options)
-    task = trainer._step.task = NonFiniteTask(trainer._step.task, spoils, late=late)
+    task = trainer._step.task = NonFiniteTask(trainer._step.task, is_bad, in_backward=in_backward)
     train_step = trainer.train_step
 
     def note(batch):
@@ -56,11 +56,11 @@ def spoiled_trainer(run, spoils, *, late=False, **options):
     return trainer
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["loss", "gradient"])
-def test_one_bad_step_is_skipped_and_named(tmp_path, caplog, late):
+@pytest.mark.parametrize("in_backward", [False, True], ids=["loss", "gradient"])
+def test_one_bad_step_is_skipped_and_named(tmp_path, caplog, in_backward):
     """The batch that did it is named (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
     with RunDirectory(tmp_path) as run:
-        trainer = spoiled_trainer(run, lambda update: update == 7, late=late)
+        trainer = nonfinite_trainer(run, lambda update: update == 7, in_backward=in_backward)
         result = trainer.fit(resume=False)
     skipped = [record for record in log_of(tmp_path) if record.get("skipped")]
     assert result.step == 12
@@ -81,7 +81,7 @@ def test_one_bad_step_is_skipped_and_named(tmp_path, caplog, late):
 @pytest.mark.slow
 def test_one_bad_step_of_five_hundred(tmp_path):
     with RunDirectory(tmp_path) as run:
-        spoiled_trainer(run, lambda update: update == 250, steps=500, checkpoint_every=100).fit(
+        nonfinite_trainer(run, lambda update: update == 250, steps=500, checkpoint_every=100).fit(
             resume=False
         )
     assert [record["step"] for record in log_of(tmp_path) if record.get("skipped")] == [250]
@@ -93,7 +93,7 @@ def test_a_skipped_step_leaves_weights_and_moments_alone(tmp_path):
     Nothing else does.
     """
     with RunDirectory(tmp_path) as run:
-        trainer = spoiled_trainer(
+        trainer = nonfinite_trainer(
             run, lambda update: update == 5, steps=5, checkpoint_every=4, ema_decay=0.0
         )
         trainer.fit(resume=False)
@@ -111,7 +111,7 @@ def test_divergence_rolls_back_and_excludes_the_steps(tmp_path, caplog):
     The same steps are then skipped and the run finishes.
     """
     with RunDirectory(tmp_path) as run:
-        trainer = spoiled_trainer(
+        trainer = nonfinite_trainer(
             run, lambda update: 12 <= update <= 21, steps=24, checkpoint_every=11
         )
         result = trainer.fit(resume=False)
@@ -127,7 +127,7 @@ def test_divergence_rolls_back_and_excludes_the_steps(tmp_path, caplog):
 
 def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
     with RunDirectory(tmp_path / "rolled") as run:
-        trainer = spoiled_trainer(
+        trainer = nonfinite_trainer(
             run, lambda update: 2 <= update <= 11, steps=14, checkpoint_every=100
         )
         train_step, after_first_step = trainer.train_step, []
@@ -158,7 +158,7 @@ def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
 def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
     """Exit code 70 within 25 steps of the first bad one; earlier checkpoints are intact."""
     with RunDirectory(tmp_path) as run:
-        trainer = spoiled_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
+        trainer = nonfinite_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
         with pytest.raises(
             DivergedError,
             match=r"10 steps with gradients that were not, the last of them 49, after one rollback",
@@ -175,15 +175,15 @@ def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
 
 
 def test_resumed_run_excludes_the_same_steps(tmp_path):
-    def spoils(update):
+    def is_bad(update):
         return 9 <= update <= 18
 
     with RunDirectory(tmp_path / "whole") as run:
-        spoiled_trainer(run, spoils, steps=24).fit(resume=False)
+        nonfinite_trainer(run, is_bad, steps=24).fit(resume=False)
     with RunDirectory(tmp_path / "cut") as run:
-        spoiled_trainer(run, spoils, steps=20).fit(resume=False)
+        nonfinite_trainer(run, is_bad, steps=20).fit(resume=False)
     with RunDirectory(tmp_path / "cut") as run:
-        spoiled_trainer(run, spoils, steps=24).fit(resume=True)
+        nonfinite_trainer(run, is_bad, steps=24).fit(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 

@@ -191,7 +191,9 @@ def test_a_copied_run_is_not_locked(fork_server, reference, run_path):
     assert first.wait() == 0
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not write")
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can switch to a user without write permission"
+)
 def test_a_directory_without_permission_is_exit_77(fork_server):
     """Saving must not succeed without a file (Lightning-AI/pytorch-lightning#21800)."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

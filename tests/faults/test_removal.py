@@ -40,7 +40,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(original: Path, tmp_path: Path) -> Path:
-    """Copy the model, to be spoilt."""
+    """Copy the model, to be damaged."""
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 
@@ -121,7 +121,7 @@ def a_file(model: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    ("damage", "found"),
     [
         (link_engines, "a symbolic link to"),
         (link_engine, "a symbolic link to"),
@@ -134,9 +134,9 @@ def a_file(model: Path, outside: Path) -> None:
     ],
 )
 def test_an_export_replaces_nothing_but_an_engine(
-    spoil: Callable[[Path, Path], None], found: str, model: Path, outside: Path, no_work: None
+    damage: Callable[[Path, Path], None], found: str, model: Path, outside: Path, no_work: None
 ) -> None:
-    spoil(model, outside)
+    damage(model, outside)
     before = contents(model), contents(outside)
     with pytest.raises(BundleError, match=found):
         export_ctranslate2(model)
@@ -239,13 +239,13 @@ def test_a_bundle_is_not_written_through_a_link(model: Path, outside: Path) -> N
 def test_taken_output_directory_is_detected_before_the_work(
     export: Callable[..., object], out: str, found: str, model: Path, outside: Path, no_work: None
 ) -> None:
-    place = model.parent
-    (place / "empty").mkdir()
-    (place / "link").symlink_to(place / "nowhere")
-    before = contents(place)
+    parent_dir = model.parent
+    (parent_dir / "empty").mkdir()
+    (parent_dir / "link").symlink_to(parent_dir / "nowhere")
+    before = contents(parent_dir)
     with pytest.raises(BundleError, match=found):
-        export(model, place / out)
-    assert contents(place) == before
+        export(model, parent_dir / out)
+    assert contents(parent_dir) == before
 
 
 def test_a_failed_export_leaves_no_parents_behind(

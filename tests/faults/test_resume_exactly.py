@@ -57,11 +57,11 @@ def make(run, *, nan_at=(), stop_after=0, stop_in_validation=0, **options):
         **options,
     )
     if nan_at:
-        trainer._step.task = spoiled = NanAt(trainer._step.task, *nan_at)
+        trainer._step.task = nan_task = NanAt(trainer._step.task, *nan_at)
         train_step = trainer.train_step
 
         def note(batch):
-            spoiled.update = batch.step
+            nan_task.update = batch.step
             train_step(batch)
 
         trainer.train_step = note
@@ -120,7 +120,7 @@ def test_stopped_at_the_end_of_an_epoch_and_within_a_step_that_crosses_it(tmp_pa
 
 
 def test_stopped_inside_a_validation(tmp_path, threads):
-    """The validation that was cut short is done first thing after the resume."""
+    """An interrupted validation is run first after resuming."""
     assert reference_and_resumed(tmp_path, stop_in_validation=8) == 8
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert [

@@ -54,8 +54,8 @@ def test_each_rank_writes_its_own_rows(written):
     whole = RunDirectory(written / "2" / "run").open_step(8).load_weights()
     assert first["embeddings.shared.weight"].shape == (12, 16)
     for name, tensor in whole.items():
-        pieces = [each[name] for each in (first, second) if name in each]
-        assert torch.equal(torch.cat(pieces), tensor), name
+        shards = [each[name] for each in (first, second) if name in each]
+        assert torch.equal(torch.cat(shards), tensor), name
     assert "weights.safetensors" in files_of(written / "1" / "run", 8)
 
 
@@ -90,7 +90,7 @@ def test_run_resumes_with_and_without_fsdp(fork_server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "hurt"),
+    ("name", "damage"),
     [
         (
             "weights-1-of-2.safetensors",
@@ -102,14 +102,14 @@ def test_run_resumes_with_and_without_fsdp(fork_server, tmp_path):
     ids=["a byte", "a file", "a tail"],
 )
 def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
-    fork_server, tmp_path, caplog, name, hurt
+    fork_server, tmp_path, caplog, name, damage
 ):
     directory = tmp_path / "run"
     assert run_ranks(
         fork_server, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
     ) == [0, 0]
     good = tensors_of(directory)
-    hurt(directory / "step-00000008" / name)
+    damage(directory / "step-00000008" / name)
     assert RunDirectory(directory).latest().step == 4
     assert f"step-00000008/{name}" in caplog.text
     assert run_ranks(

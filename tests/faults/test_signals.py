@@ -219,8 +219,8 @@ def test_command_keeps_a_signal_once_handlers_are_installed(tmp_path):
     while not catches(process.pid, signal.SIGUSR1):
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=60)[1]
+    error_text = process.communicate(timeout=60)[1]
     assert process.returncode == 2, (
-        told
+        error_text
     )  # the argument error was reported: the signal only requested a stop
-    assert b"Traceback" not in told
+    assert b"Traceback" not in error_text

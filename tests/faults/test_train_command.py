@@ -68,12 +68,12 @@ def corpus(memory):
 def train(fork_server, corpus):
     """Start `dragoman train` with small settings."""
 
-    def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), **hurt):
+    def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), **faults):
         return command(
             fork_server,
             out.with_name(out.name + ".output"),
             *words_for(corpus, out, steps, settings),
-            **hurt,
+            **faults,
         )
 
     return start
@@ -100,7 +100,7 @@ def words_for(corpus: Path, out: Path, steps: int, settings: tuple[str, ...] = (
 
 @pytest.fixture(scope="session")
 def whole(train, memory):
-    """Train without faults, once for each length, and remember what came of it."""
+    """Train without faults, once for each length, and cache the results."""
     known = {}
 
     def run(steps: int = 40):
@@ -137,9 +137,9 @@ def status(out: Path) -> dict:
     return json.loads((out / "training" / "status.json").read_text())
 
 
-def killed_at(train, out: Path, update: int, **hurt) -> None:
+def killed_at(train, out: Path, update: int, **faults) -> None:
     """Start the command and kill it soon after a step."""
-    child = train(out, **hurt)
+    child = train(out, **faults)
     wait_for_step(out / "training", update, child)
     child.send()
     assert child.wait() == -9, read_output(out)
@@ -255,10 +255,10 @@ def test_a_signal_before_the_imports_are_done(corpus, out):
     while not catches(process.pid, signal.SIGTERM):
         time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
-    told = process.stderr.read().decode()
+    error_text = process.stderr.read().decode()
     process.stderr.close()
-    assert process.wait() == 75, told
-    assert "SIGTERM" in told
+    assert process.wait() == 75, error_text
+    assert "SIGTERM" in error_text
 
 
 def catches(pid: int, number: int) -> bool:
@@ -287,9 +287,11 @@ def test_a_second_trainer_is_exit_73(train, whole, out):
     assert outcome(out) == whole()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not write")
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can switch to a user without write permission"
+)
 def test_no_permission_is_exit_77(train, whole, corpus):
-    whole()  # what is imported now need not be by somebody who may not read it
+    whole()  # imported now, since the other user may lack read permission
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         readable = Path(folder) / "corpus"

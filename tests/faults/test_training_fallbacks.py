@@ -124,10 +124,10 @@ def test_training_falls_back_with_one_warning(  # type: ignore[no-untyped-def]
 ) -> None:
     case, expected = TRAININGS[name], usual(capsys)
     with monkeypatch.context() as patch:
-        case.harm(patch)
+        case.inject(patch)
         found = train(folder, tmp_path / "run", capsys, *case.command.split())
     assert found.losses == pytest.approx(
-        expected.losses, rel=0.0 if case.harm is not narrow_training else 1e-5
+        expected.losses, rel=0.0 if case.inject is not narrow_training else 1e-5
     )
     [line] = [
         line for line in found.lines if "warning" in line and "pairs" not in line

@@ -179,7 +179,7 @@ def test_catalogues_do_not_import_torch(name: str) -> None:
 
 
 def test_help_does_not_import_torch() -> None:
-    """`dragoman --help` answers at once; it lists every command without the weight behind it."""
+    """`dragoman --help` is fast: it lists every command without importing the heavy modules."""
     code = (
         "import sys; from dragoman.cli.app import main; main(['--help']); main(['train', "
         "'--help']); print('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""The public names: listed once, there when asked for, light until then."""
+"""The public names: listed once, and imported on first access."""
 
 from __future__ import annotations
 

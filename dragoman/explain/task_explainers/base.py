@@ -48,7 +48,7 @@ class Switch(NamedTuple):
 
 
 class RecordedSite(NamedTuple):
-    """An attention site with what one pass recorded there."""
+    """An attention site with the records of one pass."""
 
     site: AttentionSite
     weights: Tensor  # (H, Q, K)
@@ -57,7 +57,7 @@ class RecordedSite(NamedTuple):
 
 
 class TaskExplainer(abc.ABC):
-    """One encoded input of a model, and what its outputs mean."""
+    """One encoded input of a model, and the meaning of its outputs."""
 
     task: ClassVar[str]
     # Whether an output is a distribution; a number has no probabilities.
@@ -67,7 +67,7 @@ class TaskExplainer(abc.ABC):
         self.model, self.config = model, config
         self.num_tokens = 0  # of the whole text, where only the first ones are read
 
-    # What a task defines
+    # Defined by each task
 
     @property
     @abc.abstractmethod
@@ -183,7 +183,7 @@ class TaskExplainer(abc.ABC):
 
     @property
     def missing(self) -> dict[str, str]:
-        """What the task has not, by panel, with the reason."""
+        """The panels that the task lacks, with the reason."""
         return {"beam": "This model predicts at once: there is no search."}
 
     def read_lens(
@@ -332,7 +332,7 @@ def read_stack(
 
 
 def row_sum(attention: RecordableAttention) -> str:
-    """Return what a row of an attention's weights sums to; heads that are mixed sum to anything."""
+    """Return the sum of a row of an attention's weights; mixed heads have no fixed sum."""
     return "none" if getattr(attention, "mix_weights", None) is not None else "one"
 
 

@@ -191,7 +191,7 @@ class LanguageModelInput(TaskExplainer):
         return torch.cat(rows, dim=1)
 
     def _inputs(self, copies: int) -> Tensor:
-        """Return what the model reads: <s> and all tokens but the last, (copies, T)."""
+        """Return the model's input: <s> and all tokens but the last, (copies, T)."""
         device = next(self.model.parameters()).device
         return torch.tensor([[BOS, *self.ids[:-1]]], device=device).repeat(copies, 1)
 
@@ -237,7 +237,7 @@ class LanguageModelInput(TaskExplainer):
         banned = [PAD, BOS, UNK, *([EOS] if self.config.text.tokenizer == "bytes" else [])]
         with edit(self.model, edits):
             while len(ids) < wanted:
-                # The last token is not read: any stands for the one that is to be chosen.
+                # The last token is not read; it is a placeholder for the one to choose.
                 longer = LanguageModelInput(
                     self.model, self.language, [*ids, EOS], forced=self.given, max_tokens=1
                 )
@@ -477,7 +477,7 @@ def _windows(known: int, total: int, segment: int, stride: int) -> Iterator[Read
     begin = max(0, known - segment)
     spans = list[tuple[int, int]]()
     for at in range(known, total):
-        if at - begin >= segment:  # the last half of a segment is read anew
+        if at - begin >= segment:  # the last half of a segment is read again
             begin = at + 1 - max(1, segment // 2)
         spans.append((begin, at))
     for begin, group in itertools.groupby(spans, key=lambda span: span[0]):
@@ -584,7 +584,7 @@ class MaskedText(TaskExplainer):
         return name_token(self.language.text, output_id, mask=self.language.mask_token)
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
-        """Return what is predicted, one token after the other."""
+        """Return the predicted tokens, one after the other."""
         return spell_tokens(self.language.text, ids)
 
     @property

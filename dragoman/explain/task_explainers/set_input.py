@@ -40,7 +40,7 @@ _MORE_COUNTS = 16  # counts above the size of a set that may be probable
 
 
 class SetInput(TaskExplainer):
-    """A set and what is predicted for it: a number, a label, a count, or clusters."""
+    """A set and the prediction for it: a number, a label, a count, or clusters."""
 
     task: ClassVar[str] = "sets"
     model: SetTransformer
@@ -88,7 +88,7 @@ class SetInput(TaskExplainer):
         return self._predict([self.elements] * copies)
 
     def _predict(self, sets: Sequence[Floats]) -> Tensor:
-        """Return what is predicted for sets; clusters only for those of equal sizes."""
+        """Return the predictions for sets; clusters only for those of equal sizes."""
         device = next(self.model.parameters()).device
         batch = self.sets.batch_sets(sets).to(device)
         outputs = self.model(batch.elements, batch.mask)
@@ -129,7 +129,7 @@ class SetInput(TaskExplainer):
         return f"component {output_id + 1}" if isinstance(objective, Clustering) else str(output_id)
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
-        """Return the labels, or what was predicted."""
+        """Return the labels, or the predictions."""
         objective = self.sets.objective
         if isinstance(objective, SetClassification):
             return name_classes(objective.labels)

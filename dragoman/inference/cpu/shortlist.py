@@ -81,8 +81,8 @@ class Shortlist:
         src, tgt = np.divmod(codes, tgt_vocab_size)
         dice = 2.0 * pair_counts / (counted.src[src] + counted.tgt[tgt])
         order = np.lexsort((tgt, -dice, src))
-        place = np.arange(order.size) - np.searchsorted(src[order], src[order], side="left")
-        kept = order[place < each]
+        rank = np.arange(order.size) - np.searchsorted(src[order], src[order], side="left")
+        kept = order[rank < each]
         sources, targets = src[kept], tgt[kept]
         if shared_vocab:
             own = np.arange(min(src_vocab_size, tgt_vocab_size))
@@ -143,9 +143,9 @@ class _CooccurrenceCounts:
             np.concatenate([np.empty(0, dtype=np.int64), *self._pending]), return_counts=True
         )
         both = np.concatenate([self._codes, codes])
-        self._codes, place = np.unique(both, return_inverse=True)
+        self._codes, group = np.unique(both, return_inverse=True)
         self._numbers = np.bincount(
-            place, weights=np.concatenate([self._numbers, numbers]), minlength=self._codes.size
+            group, weights=np.concatenate([self._numbers, numbers]), minlength=self._codes.size
         ).astype(np.int64)
         self._pending, self._num_pending = [], 0
 

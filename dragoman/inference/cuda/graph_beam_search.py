@@ -91,7 +91,7 @@ class GraphBeamSearch:
             buffer.copy_(new)
         num_steps = self._search(beam_state, count, longest)
         found = beam_state.results(len(order), num_steps)
-        return [found[place] for place in np.argsort(order).tolist()]
+        return [found[index] for index in np.argsort(order).tolist()]
 
     def _search(self, beam_state: BeamState, count: int, longest: int) -> int:
         """Run steps until no sentence is active; return their number."""

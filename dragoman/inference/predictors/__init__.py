@@ -1,1 +1,1 @@
-"""Predictors: what runs trained models of every task but translation."""
+"""Predictors: they run trained models of every task but translation."""

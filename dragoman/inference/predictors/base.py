@@ -1,4 +1,4 @@
-"""Predictor: the base of what runs trained models of every task but translation.
+"""Predictor: the base class for running trained models of every task but translation.
 
 It loads a model, groups inputs of similar lengths into batches, streams any number of inputs in
 bounded memory, and falls back to smaller batches, then to the CPU, when memory runs out.
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16_384  # padded tokens of a batch, unless the number of rows is given
-BUFFER_SIZE = 2_048  # inputs that are sorted by length together; what a stream keeps in memory
+BUFFER_SIZE = 2_048  # inputs that are sorted by length together; the most a stream keeps in memory
 
 
 class Prediction(Protocol):
-    """What a predictor returns for one input."""
+    """The prediction for one input."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -100,7 +100,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """The device of the model."""
         return next(self.model.parameters()).device
 
-    # What a task defines.
+    # Defined by each task.
 
     @property
     def has_alternatives(self) -> bool:
@@ -120,7 +120,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
     @abc.abstractmethod
     def length(self, encoded: EncodedT) -> int:
-        """Return an input's number of padded tokens, or what else determines its memory."""
+        """Return an input's number of padded tokens, or another measure of its memory."""
 
     @abc.abstractmethod
     def predict_batch(
@@ -227,7 +227,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
                 )
         return given
 
-    # What every task has.
+    # Shared by all tasks.
 
     def predict(
         self, inputs: Iterable[InputT], *, batch_size: int | None = None

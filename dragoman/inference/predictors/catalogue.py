@@ -1,4 +1,4 @@
-"""Registry of the predictors: what `dragoman.load` returns for a model of each task.
+"""Registry of the predictors: the classes that `dragoman.load` returns, by task.
 
 The family of an entry is the command that runs such models. Importing it needs no torch.
 """

@@ -153,7 +153,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
         ]
 
     def _notes(self, text: str, tokens: int) -> tuple[str, ...]:
-        """Return what is unusual about a text: that it is empty or was cut."""
+        """Return notes on a text: that it is empty or was cut."""
         longest = self.config.data.max_length
         if not tokens:
             return (EMPTY_NOTE,)

@@ -67,7 +67,7 @@ class TextChunk(str):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """What a model wrote after a prompt."""
+    """A model's continuation of a prompt."""
 
     prompt: str
     text: str

@@ -147,7 +147,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
         return sum(len(text) for text in texts if isinstance(text, str))
 
     def encode(self, inputs: Sequence[InputPair]) -> list[EncodedPair]:
-        """Return pairs of token ids; raise DataError for what is no pair of texts."""
+        """Return pairs of token ids; raise DataError for inputs that are not pairs of texts."""
         for each in inputs:
             if (
                 not isinstance(each, (tuple, list))

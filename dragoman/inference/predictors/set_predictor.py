@@ -27,7 +27,7 @@ EncodedSet = NDArray[np.float32]  # (n, F)
 
 @dataclass(frozen=True, slots=True)
 class SetPrediction:
-    """What a model predicts for a set: the fields that its problem has."""
+    """The prediction for a set: the fields that its problem has."""
 
     value: float | None = None  # of regression
     label: str | None = None  # of classification
@@ -86,7 +86,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
         return found
 
     def check_inputs(self, inputs: Iterable[Any]) -> Iterable[InputSet]:
-        """Raise DataError for what is not an iterable of sets."""
+        """Raise DataError unless the inputs are an iterable of sets."""
         if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
             raise DataError(
                 "inputs must be a list of sets", found=f"{inputs!r:.80}", fix="write [[1, 2, 3]]"
@@ -98,7 +98,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
         return len(example) * self.task.text.features if isinstance(example, (list, tuple)) else 1
 
     def encode(self, inputs: Sequence[InputSet]) -> list[EncodedSet]:
-        """Return sets (n, F); raise DataError for what is none."""
+        """Return sets (n, F); raise DataError for an invalid one."""
         return [
             self.task.encode_set(each.tolist() if isinstance(each, np.ndarray) else each)
             for each in inputs

@@ -21,7 +21,7 @@ SLOTS_PER_BLOCK = 128  # of the history bias
 
 
 class ActiveBeamBuffers(NamedTuple):
-    """What a step changes of N active sentences with K beams each."""
+    """The outputs of a step for N active sentences with K beams each."""
 
     sentences: Tensor  # (N,), not changed
     tokens: Tensor  # (N, K)
@@ -31,7 +31,7 @@ class ActiveBeamBuffers(NamedTuple):
 
 
 class BeamStateBuffers(NamedTuple):
-    """What a step reads and writes of all sentences: the tensors of `BeamState`."""
+    """The tensors of `BeamState` that a step reads and writes, for all sentences."""
 
     step: Tensor
     all_finite: Tensor

@@ -64,7 +64,7 @@ class Heartbeat:
         self._thread.start()
 
     def set_activity(self, activity: str, *, waits: bool = False) -> None:
-        """Set what this rank does now, and whether it waits for others."""
+        """Set the current activity of this rank, and whether it waits for others."""
         self._activity, self._since = activity, time.monotonic()
         self._is_waiting, self._warned = waits, False
 

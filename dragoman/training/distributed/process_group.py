@@ -124,7 +124,7 @@ class ProcessGroup:
             )
 
     def set_activity(self, activity: str, *, waits: bool = False) -> None:
-        """Set what this rank does now, for the warning about a rank that the others wait for."""
+        """Set the current activity of this rank, for the warning about one that others wait for."""
         if self._heartbeat is not None:
             self._heartbeat.set_activity(activity, waits=waits)
 

@@ -55,9 +55,9 @@ def defined(
             outputs = []
             for i in range(x.size(1)):
                 met: set[int] = set()
-                for turn in range(attention.rounds):
+                for round_ in range(attention.rounds):
                     address = [
-                        int(buckets[turn, row, head, j]) if real[row, j] else -1
+                        int(buckets[round_, row, head, j]) if real[row, j] else -1
                         for j in range(x.size(1))
                     ]
                     members = [j for j in range(x.size(1)) if address[j] == address[i]]
@@ -187,10 +187,10 @@ def test_a_hash_is_the_nearest_of_the_rotated_axes() -> None:
     torch.manual_seed(0)
     vectors, rotations = torch.randn(1, 1, 20, 4), torch.randn(1, 4, 2, 3)
     found = hash_vectors(vectors, rotations, (6,))
-    for turn in range(2):
+    for round_ in range(2):
         for token in range(20):
-            turned = vectors[0, 0, token] @ rotations[0, :, turn]
-            assert found[turn, 0, 0, token] == torch.cat([turned, -turned]).argmax()
+            rotated = vectors[0, 0, token] @ rotations[0, :, round_]
+            assert found[round_, 0, 0, token] == torch.cat([rotated, -rotated]).argmax()
     assert torch.equal(hash_vectors(-vectors, rotations, (6,)), (found + 3) % 6)
 
 

@@ -117,13 +117,16 @@ def test_five_hundred_keys_over_many_positions_stay_right(dtype: torch.dtype, si
 def test_the_scan_is_the_loop_for_every_length() -> None:
     for keys in (1, 2, 3, 7, 8, 9):
         torch.manual_seed(keys)
-        go_on, previous = (
+        skip, previous = (
             torch.rand(2, keys, dtype=torch.float64),
             torch.rand(2, keys, dtype=torch.float64),
         )
-        found, q = arrival_probabilities(go_on, previous), torch.zeros(2, dtype=torch.float64)
+        found, q = (
+            arrival_probabilities(skip, previous),
+            torch.zeros(2, dtype=torch.float64),
+        )
         for s in range(keys):
-            q = (go_on[:, s - 1] * q if s else 0) + previous[:, s]
+            q = (skip[:, s - 1] * q if s else 0) + previous[:, s]
             torch.testing.assert_close(found[:, s], q)
 
 

@@ -76,10 +76,10 @@ def test_structured_pooling_is_the_papers_equation() -> None:
             energies = [
                 float(second[hop] @ torch.tanh(first @ x[row, s] + bias)) for s in range(length)
             ]
-            shares = softmax(energies)
-            wanted = sum(share * x[row, s] for s, share in enumerate(shares))
+            expected = softmax(energies)
+            wanted = sum(key_weight * x[row, s] for s, key_weight in enumerate(expected))
             torch.testing.assert_close(vectors[row, hop], wanted)
-            assert weights[row, hop].tolist() == pytest.approx([*shares, *[0.0] * (5 - length)])
+            assert weights[row, hop].tolist() == pytest.approx([*expected, *[0.0] * (5 - length)])
     assert vectors.shape == (2, 3, D)
 
 
@@ -181,14 +181,16 @@ def test_self_attention_by_any_score_is_a_loop_over_the_window(
                 for s in range(length)
                 if (not window or abs(s - t) <= window) and not (causal and s > t)
             ]
-            shares = (
+            expected = (
                 dict(zip(seen, softmax([float(energies[row, t, s]) for s in seen]), strict=True))
                 if seen
                 else {}
             )
-            assert weights[row, t].tolist() == pytest.approx([shares.get(s, 0.0) for s in range(5)])
+            assert weights[row, t].tolist() == pytest.approx(
+                [expected.get(s, 0.0) for s in range(5)]
+            )
             wanted = sum(
-                (share * x[row, s] for s, share in shares.items()),
+                (key_weight * x[row, s] for s, key_weight in expected.items()),
                 torch.zeros(D, dtype=torch.float64),
             )
             torch.testing.assert_close(context[row, t], wanted)
@@ -275,7 +277,7 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             lambda: SelfAttention(10, 4),
@@ -382,10 +384,10 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
     ],
 )
-def test_invalid_input_raises_a_clear_error(call: object, said: str) -> None:
+def test_invalid_input_raises_a_clear_error(call: object, message: str) -> None:
     with pytest.raises(DragomanError) as caught:
         call()  # type: ignore[operator]
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_masks_of_all_broadcastable_shapes_are_accepted() -> None:

@@ -119,12 +119,12 @@ def test_local_p_is_its_equation() -> None:
     w, v = alignment.query_proj.weight, alignment.position.weight[0] / 3**0.5
     for row, length in enumerate((7, 5)):
         for t in range(4):
-            place = length / (1 + exp(-(v @ torch.tanh(w @ query[row, t])).item()))
+            center = length / (1 + exp(-(v @ torch.tanh(w @ query[row, t])).item()))
             inside = softmax(
-                scores[row, t].tolist(), {s for s in range(length) if abs(s - place) <= 2}
+                scores[row, t].tolist(), {s for s in range(length) if abs(s - center) <= 2}
             )
             wanted = [
-                share * exp(-((s - place) ** 2) / 2) for s, share in enumerate(inside)
+                key_weight * exp(-((s - center) ** 2) / 2) for s, key_weight in enumerate(inside)
             ]  # sigma = 1
             assert weights[row, t].tolist() == pytest.approx(wanted, abs=1e-12)
 
@@ -163,8 +163,8 @@ def test_local_p_does_not_saturate_while_nothing_is_learnt(width: int) -> None:
 
 def test_local_p_positions_are_exact_in_bfloat16() -> None:
     alignment = LocalPredictiveAlignment(query_width=2).bfloat16()
-    place = alignment.predict(torch.zeros(1, 2, dtype=torch.bfloat16), torch.tensor([601]))
-    assert place.item() == 300.5
+    center = alignment.predict(torch.zeros(1, 2, dtype=torch.bfloat16), torch.tensor([601]))
+    assert center.item() == 300.5
 
 
 def previous(before: Row, weights: Row) -> Row:

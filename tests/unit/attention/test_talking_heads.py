@@ -33,9 +33,9 @@ def test_heads_talk_before_and_after_the_softmax() -> None:
             [torch.stack([query[t, h] @ key[s, h] / 4**0.5 for s in range(4)]) for h in range(2)]
         )  # (H, S)
         mixed = torch.stack([sum(before[g, h] * scores[h] for h in range(2)) for g in range(2)])  # type: ignore[arg-type, misc]
-        shares = mixed.softmax(-1)
+        probabilities = mixed.softmax(-1)
         weights[:, t, :4] = torch.stack(
-            [sum(after[g, h] * shares[h] for h in range(2)) for g in range(2)]
+            [sum(after[g, h] * probabilities[h] for h in range(2)) for g in range(2)]
         )  # type: ignore[arg-type, misc]
     expected = attention.output(torch.einsum("hts,shd->thd", weights, value).flatten(1)).unsqueeze(
         0

@@ -30,7 +30,7 @@ def bench(monkeypatch):
 
 
 def run(module: ModuleType, monkeypatch, capsys, *options: str) -> dict[str, Any]:
-    """Call a bench as a person does, and read its last line."""
+    """Run a benchmark with command-line arguments, and parse its last line."""
     monkeypatch.setattr(sys, "argv", [f"bench/{module.__name__}.py", *options])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers gives advice
@@ -68,7 +68,7 @@ def test_rounds_repeat_full_batches_and_count_real_tokens(bench, corpus):
         corpus.store, batch_tokens=256, max_shapes=3, steps=5, rounds=2
     )
     order = [
-        plan.batch(bench("synthetic_corpus").Cursor(0, place)) for place in range(plan.batches(0))
+        plan.batch(bench("synthetic_corpus").Cursor(0, index)) for index in range(plan.batches(0))
     ]
     warmup_batches = len(plan.warmup_batches)
     assert [batch.tolist() for batch in order[warmup_batches : warmup_batches + 5]] == [
@@ -154,11 +154,11 @@ def trainer_on(bench, corpus, folder: Path, *, sentences: int) -> tuple[Any, Any
 def test_its_pairs_are_the_stores_with_their_ends(seq2seq, corpus):
     data = seq2seq.PairDataset(corpus.store, 1500)
     assert len(data) == len(data.sizes) == 1500
-    for place in (0, 599, 600, 1499):
-        src, tgt = corpus.store.pair(place % 600)
-        assert data[place]["input_ids"].tolist() == [*src.tolist(), 2]
-        assert data[place]["labels"].tolist() == [*tgt.tolist(), 2]
-        assert data.sizes[place].tolist() == [len(src) + 1, len(tgt) + 1]
+    for index in (0, 599, 600, 1499):
+        src, tgt = corpus.store.pair(index % 600)
+        assert data[index]["input_ids"].tolist() == [*src.tolist(), 2]
+        assert data[index]["labels"].tolist() == [*tgt.tolist(), 2]
+        assert data.sizes[index].tolist() == [len(src) + 1, len(tgt) + 1]
 
 
 def test_its_batches_are_padded_as_its_own_collator_pads(bench, seq2seq, corpus):
@@ -172,7 +172,7 @@ def test_its_batches_are_padded_as_its_own_collator_pads(bench, seq2seq, corpus)
         warnings.simplefilter("ignore")
         model = bench("peers").build_marian(bench("train_gpu").model_config("tiny"), 2, 512)
         data = seq2seq.PairDataset(corpus.store, 9)
-        pairs = [data[place] for place in range(9)]
+        pairs = [data[index] for index in range(9)]
         theirs = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)(
             [
                 {name: ids.tolist() for name, ids in pair.items()}
@@ -195,7 +195,7 @@ def test_its_loss_is_label_smoothed_cross_entropy(bench, corpus, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer, _, data = trainer_on(bench, corpus, tmp_path, sentences=4)
-        batch = trainer.data_collator([data[place] for place in range(4)])
+        batch = trainer.data_collator([data[index] for index in range(4)])
         trainer.model.eval()
         with torch.no_grad():
             logits = trainer.model(
@@ -327,10 +327,10 @@ def test_unseen_names(bench, monkeypatch, capsys):
             assert languages == {"source_language": "en", "target_language": "de"}
             forms = [form.split("{}") for form in module.SENTENCES["en"]]
             words = [
-                text.removeprefix(forms[place % 3][0]).removesuffix(forms[place % 3][1])
-                for place, text in enumerate(texts)
+                text.removeprefix(forms[index % 3][0]).removesuffix(forms[index % 3][1])
+                for index, text in enumerate(texts)
             ]
-            outputs = [word if place % 2 else word[:-1] for place, word in enumerate(words)]
+            outputs = [word if index % 2 else word[:-1] for index, word in enumerate(words)]
             return [SimpleNamespace(text=text, confidence=0.25) for text in outputs]
 
     monkeypatch.setattr(module.Translator, "load", lambda path: Copier())

@@ -63,17 +63,17 @@ def test_batches_are_as_large_as_suits_the_precision(
         bench.synthetic_lines(300, seed=2),
     )
     assert translator.engine.batch_tokens == batch_tokens
-    asked: list[int] = []
+    padded_sizes: list[int] = []
 
     class Asked:
         def translate_batch(self, sources: list[list[str]], **options: Any) -> Any:
-            asked.append(len(sources) * (1 + max(map(len, sources))))
+            padded_sizes.append(len(sources) * (1 + max(map(len, sources))))
             return program.translate_batch(sources, **options)
 
     program = translator.engine._translator
     translator.engine._translator = Asked()
     assert len(translator.translate(lines, beam=1)) == len(lines)
-    assert batch_tokens // 2 < max(asked) <= batch_tokens
+    assert batch_tokens // 2 < max(padded_sizes) <= batch_tokens
 
 
 @pytest.mark.parametrize("beam", ["1", "2"])
@@ -97,8 +97,8 @@ def test_the_table_and_the_line(
     )
     bench.main()
     *table, line = capsys.readouterr().out.strip().splitlines()
-    told = json.loads(line)
-    assert [(row["kind"], row["system"]) for row in told["rows"]] == [
+    report = json.loads(line)
+    assert [(row["kind"], row["system"]) for row in report["rows"]] == [
         ("ids", "direct"),
         ("ids", "ours, engine"),
         ("text", "direct"),
@@ -107,5 +107,5 @@ def test_the_table_and_the_line(
         ("text", "ours, pipe"),
         ("text", "ours, generator"),
     ]
-    assert all(len(row["wall"]) == len(row["cpu"]) == 2 for row in told["rows"])
+    assert all(len(row["wall"]) == len(row["cpu"]) == 2 for row in report["rows"])
     assert len(table) == 9

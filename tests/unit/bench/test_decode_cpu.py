@@ -47,9 +47,9 @@ def test_having_no_peers_is_reported(
     monkeypatch.setattr(sys, "argv", ["decode_cpu.py", "--only", "nobody"])
     with pytest.raises(SystemExit, match="2"):
         decode_cpu.main()
-    told = capsys.readouterr().err
-    assert "found ['nobody']" in told
-    assert "native float32" in told
+    messages = capsys.readouterr().err
+    assert "found ['nobody']" in messages
+    assert "native float32" in messages
 
 
 def test_every_search_takes_as_many_steps_as_its_batch_requires(
@@ -219,18 +219,18 @@ def test_a_failing_system_is_reported_and_the_others_run(
     stand_ins: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins("--only", "native float32", "OpenNMT-py", "eole", "JoeyNMT", "--patience", "40")
-    told = capsys.readouterr()
-    found = {row["system"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
+    messages = capsys.readouterr()
+    found = {row["system"]: row for row in json.loads(messages.out.splitlines()[-1])["rows"]}
     assert found["native float32"]["rounds"] == [20.0] * 3
     assert found["OpenNMT-py float32"]["rounds"] == [10.0]
     assert found["OpenNMT-py float32"]["error"] == "out of memory"
     assert found["eole float32"]["error"] == "ImportError: no module named aiohttp"
     assert len(found["JoeyNMT float32"]["rounds"]) == 2  # no patience for a third
-    assert "eole float32: skipped: ImportError: no module named aiohttp\n" in told.err
-    assert "OpenNMT-py float32: failed: out of memory\n" in told.err
+    assert "eole float32: skipped: ImportError: no module named aiohttp\n" in messages.err
+    assert "OpenNMT-py float32: failed: out of memory\n" in messages.err
     assert (
         "OpenNMT-py float32        10.0     10.0  2 x 1    32    100           -     2.00      -\n"
-        in told.out
+        in messages.out
     )
 
 
@@ -238,8 +238,8 @@ def test_both_core_layouts_run_in_every_round_with_ratios(
     stand_ins: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins("--only", "native", "ctranslate2 float32 workers", "transformers float32")
-    told = capsys.readouterr()
-    found = {row["system"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
+    messages = capsys.readouterr()
+    found = {row["system"]: row for row in json.loads(messages.out.splitlines()[-1])["rows"]}
     assert list(found)[3:] == [
         "transformers float32, 1 process, 2 threads",
         "transformers float32, 2 processes",
@@ -250,7 +250,7 @@ def test_both_core_layouts_run_in_every_round_with_ratios(
         assert row["rounds"] == [rate] * 3
         assert row["native_is"] == {"float32": 20 / rate, "int8": 40 / rate}
         assert row["times_ctranslate2"] == pytest.approx(rate / 12.5)
-        assert f"{row['system']:42s}         {rate}" in told.out
+        assert f"{row['system']:42s}         {rate}" in messages.out
     assert found["native float32"]["times_ctranslate2"] == pytest.approx(1.6)
     assert found["native int8"]["times_ctranslate2"] is None
 
@@ -265,10 +265,10 @@ def test_a_toolkit_that_cannot_be_installed_is_left_out(
 
     monkeypatch.setattr(toolkits, "toolkit_python", fail)
     stand_ins("--only", "native float32", "JoeyNMT")
-    told = capsys.readouterr()
-    assert "JoeyNMT float32: skipped: JoeyNMT could not be installed: no network\n" in told.err
-    assert "JoeyNMT float32 failed: JoeyNMT could not be installed: no network\n" in told.out
-    assert "native float32         20.0" in told.out
+    messages = capsys.readouterr()
+    assert "JoeyNMT float32: skipped: JoeyNMT could not be installed: no network\n" in messages.err
+    assert "JoeyNMT float32 failed: JoeyNMT could not be installed: no network\n" in messages.out
+    assert "native float32         20.0" in messages.out
 
 
 def test_toolkits_take_part_when_all_peers_are_asked_for(
@@ -374,6 +374,6 @@ def test_the_benchmark_prints_a_table_and_a_line_of_json() -> None:
         timeout=300,
     )
     assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout.splitlines()[-1])
-    assert [row["system"] for row in told["rows"]] == ["native float32", "native int8"]
-    assert all(len(row["rounds"]) == 2 and row["peak_mib"] > 50 for row in told["rows"])
+    messages = json.loads(run.stdout.splitlines()[-1])
+    assert [row["system"] for row in messages["rows"]] == ["native float32", "native int8"]
+    assert all(len(row["rounds"]) == 2 and row["peak_mib"] > 50 for row in messages["rows"])

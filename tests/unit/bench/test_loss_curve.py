@@ -64,7 +64,7 @@ def parse_arguments(timing: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -
 
 
 def test_windows_hold_means_spreads_and_errors(curves: Any) -> None:
-    """Worked out by hand, from runs whose tenths are flat."""
+    """Computed by hand, for runs whose loss is constant in each tenth."""
     plain = [[mean] * 5 + [0.0] * 45 for mean in (1.0, 2.0, 3.0)]
     ours = [[mean] * 5 + [1.0] * 45 for mean in (3.0, 5.0, 7.0)]
     first, *others = curves.compare(ours, plain)
@@ -91,8 +91,8 @@ def test_the_mean_is_over_the_window_before_the_spread_is_over_runs(curves: Any)
     """Variation common to all runs is not noise; brute force over torch's moments."""
     torch.manual_seed(0)
     ours, plain = (torch.randn(runs, 40, dtype=torch.float64) for runs in (4, 3))
-    for place, window in enumerate(curves.compare(ours.tolist(), plain.tolist())):
-        part = slice(4 * place, 4 * place + 4)
+    for index, window in enumerate(curves.compare(ours.tolist(), plain.tolist())):
+        part = slice(4 * index, 4 * index + 4)
         our_means, plain_means = ours[:, part].mean(dim=1), plain[:, part].mean(dim=1)
         error = float(our_means.var() / 4 + plain_means.var() / 3) ** 0.5
         assert window["difference"] == pytest.approx(float(our_means.mean() - plain_means.mean()))
@@ -395,7 +395,7 @@ def test_the_command(
     assert 0.0 < abs(ours["nll"]) < 0.01
     assert ours["nll_error"] < noise["nll_error"], "with the same dropout only rounding is left"
     assert ours["norm_ratio"] == pytest.approx(1.0, abs=0.01)
-    told = (
+    names = (
         "bench",
         "data",
         "size",
@@ -406,7 +406,7 @@ def test_the_command(
         "frozen_steps",
         "torch",
     )
-    assert [found[name] for name in told] == [
+    assert [found[name] for name in names] == [
         "train_gpu",
         "drawn",
         "tiny",

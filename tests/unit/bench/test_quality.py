@@ -49,13 +49,13 @@ def test_one_seed_gives_the_p_value_of_sacrebleu(quality):
     words = ["the", "a", "dog", "cat", "runs", "sits", "on", "in", "red", "green", "house", "tree"]
     references = [" ".join(draw.choices(words, k=9)) for _ in range(40)]
 
-    def spoil(rate: float) -> list[str]:
+    def replace_words(rate: float) -> list[str]:
         return [
             " ".join(draw.choice(words) if draw.random() < rate else word for word in line.split())
             for line in references
         ]
 
-    baseline, system = spoil(0.25), spoil(0.2)
+    baseline, system = replace_words(0.25), replace_words(0.2)
     metric = quality.Metric("BLEU", BLEU())
     statistics = [metric.statistics(lines, references, "en") for lines in (system, baseline)]
     difference, p = quality.bootstrap(metric, statistics[:1], statistics[1:])

@@ -106,7 +106,7 @@ def job(bench, folder: Path):
 def test_all_toolkits_train_the_same_model(bench, tmp_path, name):
     settings = bench("toolkit_configs")
     command = settings.TOOLKIT_CONFIGS[name].command(Path("python"), job(bench, tmp_path), name)
-    told = json.loads(Path(command[-1]).read_text(encoding="utf-8"))
+    task = json.loads(Path(command[-1]).read_text(encoding="utf-8"))
     flat = {}
 
     def walk(part):
@@ -116,7 +116,7 @@ def test_all_toolkits_train_the_same_model(bench, tmp_path, name):
             else:
                 flat.setdefault(key, []).append(value)
 
-    walk(told)
+    walk(task)
     words = {
         "OpenNMT-py": ("enc_layers", "transformer_ff"),
         "eole": ("layers", "transformer_ff"),
@@ -265,14 +265,14 @@ def test_train_cpu_continues_after_a_toolkit_that_failed(bench, monkeypatch, cap
     ]
     monkeypatch.setattr(sys, "argv", ["bench/train_cpu.py", *given])
     module.main()
-    told = capsys.readouterr().out
-    found = json.loads(told.splitlines()[-1])
+    output = capsys.readouterr().out
+    found = json.loads(output.splitlines()[-1])
     assert [row["system"] for row in found["rows"]] == ["ours", *NAMES]
     assert {ratio["against"]: ratio["clock"] for ratio in found["ratios"]} == {
         "OpenNMT-py": 3.0,
         "JoeyNMT": 3.0,
     }
-    assert "eole                     float32   failed: no network" in told
+    assert "eole                     float32   failed: no network" in output
 
 
 # Translating: what runs inside a toolkit's own interpreter
@@ -295,9 +295,9 @@ def test_a_model_is_made_by_the_toolkits_command_once(bench, monkeypatch, tmp_pa
     monkeypatch.setitem(
         translators.TOOLKIT_CONFIGS,
         "JoeyNMT",
-        toolkit_config._replace(arguments=("-c", "raise SystemExit('no room')")),
+        toolkit_config._replace(arguments=("-c", "raise SystemExit('no space')")),
     )
-    with pytest.raises(RuntimeError, match="no room"):
+    with pytest.raises(RuntimeError, match="no space"):
         translators.train_toolkit_model("JoeyNMT", translation_job)
 
 

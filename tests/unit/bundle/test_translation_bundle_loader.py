@@ -380,12 +380,12 @@ def test_another_toolkits_model_is_not_opened(tmp_path: Path) -> None:
 def test_every_flipped_bit_is_noticed_and_the_file_named(tmp_path: Path, name: str) -> None:
     write(tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
-    for place in range(0, len(data), max(1, len(data) // 9)):
-        data[place] ^= 4
+    for position in range(0, len(data), max(1, len(data) // 9)):
+        data[position] ^= 4
         (tmp_path / name).write_bytes(data)
         with pytest.raises((CorruptError, BundleError), match=re.escape(name)):
             _ = Bundle.load(tmp_path).model
-        data[place] ^= 4
+        data[position] ^= 4
 
 
 def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_golden_inputs_fit_learned_positions_with_their_end(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    ("damage", "found"),
     [
         (lambda golden: golden.update(format=9), "found 9"),
         (lambda golden: golden.update(cases={}), "found dict"),
@@ -551,12 +551,12 @@ def test_golden_inputs_fit_learned_positions_with_their_end(
     ],
 )
 def test_golden_vectors_of_another_form_are_rejected_before_the_model_runs(
-    tmp_path: Path, spoil, found: str
+    tmp_path: Path, damage, found: str
 ) -> None:
     write(tmp_path, golden=["ein mann"])
     bundle = Bundle.load(tmp_path, check_golden=False)
     golden = json.loads(json.dumps(bundle.golden))
-    spoil(golden)
+    damage(golden)
     with pytest.raises(BundleError, match=found):
         check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
 
@@ -604,8 +604,8 @@ def test_the_card_carries_scores_with_signatures_and_reports_what_is_unknown() -
     assert "| BLEU | 38.25 | test_2016 | `nrefs:1\\|case:mixed\\|tok:13a` |" in text
     assert "29,000 \\| train.de" in text
     bare = write_card(Card(), Config(), parameters=1)
-    for said in ("Not recorded", "was not recorded", "None were measured", "Not stated"):
-        assert said in bare
+    for phrase in ("Not recorded", "was not recorded", "None were measured", "Not stated"):
+        assert phrase in bare
 
 
 def test_loading_a_bundle_leaves_torchs_generator_alone(tmp_path: Path) -> None:

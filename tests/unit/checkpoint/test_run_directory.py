@@ -363,7 +363,7 @@ def test_names_that_others_import():
 
 
 def rewrite_signed(step: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a step's JSON file and sign its manifest anew, as somebody who means harm would."""
+    """Change a step's JSON file and sign its manifest anew, as an attacker would."""
     content = json.loads((step / name).read_bytes())
     change(content)
     listed = (

@@ -57,7 +57,7 @@ def test_what_is_soon_done_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     with progress("translating", 3, "lines") as bar:
         bar.advance(3)
     assert screen.getvalue() == ""
-    assert threading.active_count() <= threads + 1, "the timer was told to end"
+    assert threading.active_count() <= threads + 1, "the timer was stopped"
 
 
 def test_nothing_is_shown_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

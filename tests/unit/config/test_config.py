@@ -197,14 +197,14 @@ def test_a_pipe_or_device_is_rejected_without_blocking(tmp_path, what):
     {
         "a pipe": os.mkfifo,
         "a folder": os.mkdir,
-        "a device": lambda place: os.symlink("/dev/zero", place),
+        "a device": lambda link: os.symlink("/dev/zero", link),
     }[what](path)
     with pytest.raises(ConfigError, match=f"found {path}: neither a file nor a link to one"):
         read_yaml(path)
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("2001-99-99", "found '2001-99-99'"),
         ("0b_", "found '0b_'"),
@@ -219,10 +219,10 @@ def test_a_pipe_or_device_is_rejected_without_blocking(tmp_path, what):
         ("{<<: 1}", "found {'<<': 1}"),
     ],
 )
-def test_an_override_that_is_no_plain_value_is_quoted(value, said):
+def test_an_override_that_is_no_plain_value_is_quoted(value, message):
     with pytest.raises(ConfigError) as caught:
         read_config(overrides=[f"model.width={value}"])
-    assert f"model.width must be an integer, 1 to 65,536; {said}" in str(caught.value)
+    assert f"model.width must be an integer, 1 to 65,536; {message}" in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 
@@ -253,7 +253,7 @@ def test_thirty_thousand_unknown_names_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("recipe", "message"),
     [
         ([], None),
         ({}, None),
@@ -262,13 +262,13 @@ def test_thirty_thousand_unknown_names_are_counted(tmp_path):
         ({"a": 1}, "found {'a': 1}"),
     ],
 )
-def test_a_recipe_is_a_name(recipe, said):
-    if said is None:
+def test_a_recipe_is_a_name(recipe, message):
+    if message is None:
         assert from_dict({"recipe": recipe}).recipe == ""
     else:
         with pytest.raises(ConfigError) as caught:
             from_dict({"recipe": recipe})
-        assert f"recipe must be a name; {said}" in str(caught.value)
+        assert f"recipe must be a name; {message}" in str(caught.value)
 
 
 def test_an_empty_file_changes_nothing(tmp_path):

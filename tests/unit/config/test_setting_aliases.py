@@ -71,7 +71,7 @@ def test_override_by_an_old_name_suggests_the_new_one(old: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("model.encoder=[self*2]", "found 'self' in 'self*2'; did you mean transformer?"),
         ("model.decoder=[attend]", "did you mean cross_attention?"),
@@ -81,10 +81,10 @@ def test_override_by_an_old_name_suggests_the_new_one(old: str) -> None:
         ("model.encoder=[conv(kernel=3)]", "it is now kernel_size"),
     ],
 )
-def test_old_blocks_options_and_values_suggest_the_new_ones(override: str, said: str) -> None:
+def test_old_blocks_options_and_values_suggest_the_new_ones(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(recipe="tiny", overrides=[override])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,12 @@ def test_shapes_are_few_and_all_from_the_plan(batch_tokens: int) -> None:
 
 
 def test_the_number_of_shapes_can_be_chosen() -> None:
-    shares = []
+    fractions = []
     for most in (1, 4, 16):
         plan = plan_of(20_000, max_shapes=most)
         assert len(plan.shapes) <= most
-        shares.append(plan.padding_fraction(0))
-    assert shares[0] > shares[1] > shares[2]
+        fractions.append(plan.padding_fraction(0))
+    assert fractions[0] > fractions[1] > fractions[2]
 
 
 def test_padding_fraction_counts_both_sides() -> None:
@@ -221,8 +221,8 @@ def test_batch_equals_the_batch_of_the_epoch(make) -> None:
     plan = make(5000)
     for epoch in (0, 2):
         batches = plan.epoch(epoch)
-        for place in (0, len(batches) // 2, len(batches) - 1, 1):
-            assert plan.batch(Cursor(epoch, place)).tolist() == batches[place].tolist()
+        for index in (0, len(batches) // 2, len(batches) - 1, 1):
+            assert plan.batch(Cursor(epoch, index)).tolist() == batches[index].tolist()
     with pytest.raises(
         IndexError, match=f"epoch 0 has {plan.batches(0)} batches; found number 99999"
     ):
@@ -289,8 +289,8 @@ def test_the_cursor_moves_on_when_an_epoch_is_used_up() -> None:
 
 def test_lengths_are_counted_in_chunks() -> None:
     src, tgt = lengths(1000)
-    whole, pieces = LengthCounts.of(src, tgt), LengthCounts.of(src, tgt, chunk=77)
-    for one, other in zip(whole, pieces, strict=True):
+    whole, chunked = LengthCounts.of(src, tgt), LengthCounts.of(src, tgt, chunk=77)
+    for one, other in zip(whole, chunked, strict=True):
         assert one.tolist() == other.tolist()
     assert int(whole.counts.sum()) == 1000
     assert whole.src.min() == src.min() + 1
@@ -353,14 +353,14 @@ def test_multi30k_is_padded_by_less_than_six_percent(
 
 
 @needs_data
-@pytest.mark.parametrize(("batch_tokens", "share"), [(2500, 0.9), (25600, 0.65)])
+@pytest.mark.parametrize(("batch_tokens", "fraction"), [(2500, 0.9), (25600, 0.65)])
 def test_multi30k_batches_are_mostly_full(
-    multi30k: tuple[np.ndarray, np.ndarray], batch_tokens: int, share: float
+    multi30k: tuple[np.ndarray, np.ndarray], batch_tokens: int, fraction: float
 ) -> None:
     plan = BatchPlan(*multi30k, batch_tokens=batch_tokens, seed=1)
     batches = plan.epoch(0)
     filled = [len(batch) * max(plan.shape(batch)) / batch_tokens for batch in batches]
-    assert np.mean(filled) > share
+    assert np.mean(filled) > fraction
     assert sum(part < 1 / 3 for part in filled) <= 2  # of shapes that have none above
 
 

@@ -122,11 +122,9 @@ def test_rows_are_the_same_rows(index) -> None:
 def test_rows_of_all_ranks_make_the_batch_again() -> None:
     batch = make_batch([[5], [6, 7], [8], [9, 9], [4]], [[5], [6], [7, 7], [8], [4]])
     for world in (1, 2, 3):
-        shares = [batch.rows(slice(rank, None, world)) for rank in range(world)]
-        assert sorted(np.concatenate([share.examples for share in shares]).tolist()) == list(
-            range(5)
-        )
-        assert sum(share.tokens for share in shares) == batch.tokens
+        parts = [batch.rows(slice(rank, None, world)) for rank in range(world)]
+        assert sorted(np.concatenate([part.examples for part in parts]).tolist()) == list(range(5))
+        assert sum(part.tokens for part in parts) == batch.tokens
 
 
 def test_rows_may_be_none() -> None:

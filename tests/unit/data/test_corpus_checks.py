@@ -405,9 +405,9 @@ def test_findings_have_the_lines_of_a_csv(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:
-    told: list[int] = []
-    check_corpus(corpus_of(tmp_path, ["a b"] * 25_000, ["c d"] * 25_000), progress=told.append)
-    assert told == [10_000, 20_000, 25_000], "the last is the whole"
+    reported: list[int] = []
+    check_corpus(corpus_of(tmp_path, ["a b"] * 25_000, ["c d"] * 25_000), progress=reported.append)
+    assert reported == [10_000, 20_000, 25_000], "the last is the whole"
 
 
 def test_an_empty_corpus_has_no_problem_of_its_own(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_languages_name_columns_in_english(tmp_path: Path) -> None:
 
 
 def test_languages_take_precedence_over_usual_names(tmp_path: Path) -> None:
-    """A column "source" may tell where a text is from."""
+    """A column "source" may name the origin of a text."""
     content = "source\tde\ten\ttarget\nTatoeba\teins\tone\tlearners\n"
     assert sides(
         pairs_file(tmp_path, "x.tsv", content, ColumnSelection(src_lang="de", tgt_lang="en"))

@@ -216,13 +216,13 @@ def test_several_members_and_padding_are_one_text(tmp_path: Path, packing: str) 
 
 
 @pytest.mark.parametrize("packing", ["gz", "xz"])
-@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+@pytest.mark.parametrize("fraction", [0.3, 0.9, 0.999])
 def test_a_truncated_archive_is_an_error_not_a_shorter_corpus(
-    tmp_path: Path, packing: str, share: float
+    tmp_path: Path, packing: str, fraction: float
 ) -> None:
     pack = gzip.compress if packing == "gz" else lzma.compress
     whole = pack(b"".join(b"%d\n" % (i * i) for i in range(20_000)))
-    cut = whole[: int(len(whole) * share)]
+    cut = whole[: int(len(whole) * fraction)]
     path = written(tmp_path / f"x.{packing}", cut)
     with pytest.raises(
         DataError, match=f"must be a whole .* file; found an end after {len(cut)} bytes"

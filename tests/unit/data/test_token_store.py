@@ -245,7 +245,7 @@ def test_wide_ids_where_the_vocabulary_is_large(tmp_path: Path, tokenizers: Toke
 
 
 def test_data_is_read_and_prepared_without_torch() -> None:
-    """Looking at a corpus must not wait for torch to load."""
+    """Inspecting a corpus must not import torch."""
     code = (
         "import sys, dragoman.data.token_store, dragoman.data.batch_plan, "
         "dragoman.data.corpus_checks; print('torch' in sys.modules)"

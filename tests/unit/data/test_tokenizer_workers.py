@@ -105,18 +105,18 @@ def test_progress_is_reported(
 ) -> None:
     """Preparing shows how far it is (fairseq#2603)."""
     monkeypatch.setattr(token_store_builder, "BLOCK_PAIRS", 100)
-    told: list[BuildProgress] = []
+    reports: list[BuildProgress] = []
     prepare_store(
         write_long_corpus(tmp_path, 450),
         tokenizers,
         tmp_path / "cache",
-        progress=told.append,
+        progress=reports.append,
         workers=1,
     )
-    assert [each.pairs for each in told][-1] == 450
-    assert len(told) == 5
-    assert told[-1].fraction == 1.0
-    assert all(each.seconds >= 0 for each in told)
+    assert [each.pairs for each in reports][-1] == 450
+    assert len(reports) == 5
+    assert reports[-1].fraction == 1.0
+    assert all(each.seconds >= 0 for each in reports)
 
 
 def test_memory_stays_flat_while_preparing(

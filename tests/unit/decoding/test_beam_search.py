@@ -328,7 +328,7 @@ def test_nan_logits_raise() -> None:
 
 @pytest.mark.parametrize("return_scores", [True, False])
 def test_an_infinite_logit_is_an_error(return_scores: bool) -> None:
-    """Whether or not anybody asks for log-probabilities, of which it has none."""
+    """With log-probabilities requested or not; it has none."""
     model = TableModel()
     model.logits = lambda source, history: (
         [0.0] * 5 + [math.inf] + [0.0] if len(history) > 1 else [0.0] * 7

@@ -119,8 +119,8 @@ def test_a_draw_is_a_function_of_seed_line_sample_and_step() -> None:
     """By its value, so that a seed gives the same outputs in every version."""
     assert uniform_draw(1, 2, 3, 4) == 0.8237397162346505
     assert uniform_draw(1, 2, 3, 4, rejections=1) == 0.6236185650876989
-    places = [(1, 2, 3, 4), (2, 1, 3, 4), (1, 3, 2, 4), (1, 2, 4, 3), (1, 2, 3, 5)]
-    draws = [uniform_draw(*place, rejections=count) for place in places for count in range(3)]
+    keys = [(1, 2, 3, 4), (2, 1, 3, 4), (1, 3, 2, 4), (1, 2, 4, 3), (1, 2, 3, 5)]
+    draws = [uniform_draw(*key, rejections=count) for key in keys for count in range(3)]
     assert len(set(draws)) == len(draws)
     many = np.array([uniform_draw(7, line, 0, 0) for line in range(2000)])
     assert many.min() < 0.01

@@ -226,7 +226,7 @@ class SeldomReadBackend(SearchBackend):
 
 
 def test_what_a_finished_sentence_would_go_on_with_is_not_looked_at() -> None:
-    """It stays in the batch until the host reads the beam state: NaN is no error there."""
+    """It stays in the batch until the host reads the beam state; a NaN there is not an error."""
 
     class Ending(HashModel):
         def logits(self, source: int, history: list[int]) -> list[float]:

@@ -234,10 +234,10 @@ def test_vocabularies_of_another_size_are_detected(parts: Parts) -> None:
 
 
 def test_a_model_that_cannot_be_built_is_reported_once_and_not_tried_again(parts: Parts) -> None:
-    asked = []
+    calls = []
 
     def load() -> EncoderDecoder:
-        asked.append(1)
+        calls.append(1)
         raise BundleError("weights must fit the model", found="F32 [300, 32]", fix="copy it")
 
     subject = ModelUnderTest(
@@ -257,7 +257,7 @@ def test_a_model_that_cannot_be_built_is_reported_once_and_not_tried_again(parts
     assert {(finding.verdict, finding.note) for finding in others} == {
         ("SKIP", "the model cannot be built")
     }
-    assert asked == [1]
+    assert calls == [1]
 
 
 def test_text_that_does_not_round_trip_is_detected(
@@ -384,15 +384,17 @@ def test_a_new_check_is_a_function_and_a_line(parts: Parts) -> None:
     def not_here(subject: ModelUnderTest) -> Measurement:
         raise NotApplicableError("it is Sunday")
 
-    told: list[str] = []
+    reported: list[str] = []
     found = list(
-        run_checks(parts.subject(), {"few": few_sentences, "other": not_here}, on_check=told.append)
+        run_checks(
+            parts.subject(), {"few": few_sentences, "other": not_here}, on_check=reported.append
+        )
     )
     assert [(finding.verdict, finding.note) for finding in found] == [
         ("FAIL", ""),
         ("SKIP", "it is Sunday"),
     ]
-    assert told == ["few", "other"]
+    assert reported == ["few", "other"]
 
 
 def test_tolerances_are_those_of_the_documentation(parts: Parts) -> None:

@@ -35,7 +35,7 @@ def parts(tokenizers: Tokenizers) -> Parts:
 
 
 class Other:
-    """An engine that runs a model of its own, and may spoil what comes out."""
+    """An engine that runs its own model, and may modify the outputs."""
 
     workers, client_threads, batch_tokens = 1, 1, None
 
@@ -43,16 +43,16 @@ class Other:
         self,
         model: EncoderDecoder,
         name: str,
-        spoil: Callable[[Hypothesis], Hypothesis] = lambda found: found,
+        modify: Callable[[Hypothesis], Hypothesis] = lambda found: found,
     ) -> None:
-        self.name, self._native, self._spoil = name, NativeEngine(lambda: model), spoil
+        self.name, self._native, self._modify = name, NativeEngine(lambda: model), modify
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
         return "was exported for 8 positions" if self.name == "short" else ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
         return [
-            [self._spoil(each) for each in hypotheses]
+            [self._modify(each) for each in hypotheses]
             for hypotheses in self._native.generate(request)
         ]
 
@@ -98,7 +98,7 @@ def test_an_engine_is_held_to_what_its_numbers_allow(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error"),
+    ("modify", "error"),
     [
         (
             lambda found: Hypothesis(
@@ -125,9 +125,9 @@ def test_an_engine_is_held_to_what_its_numbers_allow(
     ],
 )
 def test_an_engine_whose_outputs_cannot_be_fails(
-    parts: Parts, spoil: Callable[[Hypothesis], Hypothesis], error: float
+    parts: Parts, modify: Callable[[Hypothesis], Hypothesis], error: float
 ) -> None:
-    finding = examined(parts, Other(parts.model, "spoilt-int8", spoil))
+    finding = examined(parts, Other(parts.model, "modified-int8", modify))
     assert finding.verdict == "FAIL"
     assert finding.error == pytest.approx(error, nan_ok=True)
 

@@ -48,21 +48,21 @@ def test_spaces_around_a_text_are_not_counted() -> None:
 
 
 def test_the_interval_is_that_of_the_samples_and_not_below_zero() -> None:
-    asked = list[int]()
+    resamples = list[int]()
 
     class Recorded(BLEU):
         def corpus_score(self, *given: Any, n_bootstrap: int = 1) -> Any:
-            asked.append(n_bootstrap)
+            resamples.append(n_bootstrap)
             return super().corpus_score(*given, n_bootstrap=n_bootstrap)
 
     references = ["one two three four five", *["six seven eight nine ten"] * 3]
     outputs = [references[0], *["x y z u v"] * 3]
     [bucket] = score_by_length(references, outputs, references, Recorded(), samples=30).buckets
-    assert asked == [1, 30]
+    assert resamples == [1, 30]
     assert bucket.low == 0.0
     assert bucket.high > bucket.bleu > 10
     score_by_length(references, outputs, references, Recorded())
-    assert asked[-1] == BOOTSTRAP_SAMPLES == 1000
+    assert resamples[-1] == BOOTSTRAP_SAMPLES == 1000
 
 
 def test_two_sentences_have_an_interval_and_one_has_none() -> None:

@@ -70,7 +70,7 @@ def test_the_regression_fulfils_the_conditions_of_its_optimum(signs: tuple[float
     good = NUMBERS.random(300) < 1 / (1 + np.exp(-logits))
     bias, weights = fit_logistic(rows, good)
     assert (weights >= 0).all()
-    assert weights[3] == 0.0, "a constant says nothing"
+    assert weights[3] == 0.0, "a constant has no information"
     for at in (0, 1):
         assert (weights[at] > 0) == (signs[at] > 0)
     positives, negatives = int(good.sum()), int((~good).sum())

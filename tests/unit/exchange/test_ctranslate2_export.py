@@ -140,15 +140,15 @@ def pair(
 
 
 def request(tokenizers: Tokenizers, **more: Any) -> SearchRequest:
-    """Ask for a few lines, each with a limit of its own."""
+    """Request a few lines, each with its own length limit."""
     sources = [tokenizers.src.encode(line) for line in LINES]
-    asked: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "limits": [3, 30, 7, 12, 1],
         "prefixes": [[]] * 5,
         "strategy": GreedySearch(),
         "sample_ids": range(5),
     }
-    return SearchRequest(sources=sources, **{**asked, **more})
+    return SearchRequest(sources=sources, **{**defaults, **more})
 
 
 def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
@@ -165,14 +165,14 @@ def test_greedy_search_is_ours_with_limits_prefixes_and_forbidden_tokens(
 ) -> None:
     native, engine, tokenizers = pair
     prefix, ended = tokenizers.tgt.encode("EINE"), set[bool]()
-    for asked in (
+    for query in (
         request(tokenizers),
         request(tokenizers, min_length=4),
         request(tokenizers, prefixes=[prefix, [], prefix, [], prefix * 3]),
         request(tokenizers, strategy=GreedySearch(penalty=WuLengthPenalty(0.0))),
     ):
-        ours = native.generate(asked)
-        assert_same(ours, engine.generate(asked))
+        ours = native.generate(query)
+        assert_same(ours, engine.generate(query))
         ended |= {one[0].finished for one in ours}
     assert ended == {True, False}, "outputs of both kinds must come up"
 
@@ -203,23 +203,23 @@ def test_a_beam_ranks_by_our_penalty_and_scores_as_the_model_does(
     native, engine, tokenizers = pair
     prefix = tokenizers.tgt.encode("EINE")
     penalty = WuLengthPenalty(0.7)
-    asked = request(
+    query = request(
         tokenizers,
         strategy=BeamSearch(4, 3, penalty),
         prefixes=[prefix, *[[]] * 4],
         limits=[30, 30, 7, 12, 2],
     )
-    for row, found in enumerate(engine.generate(asked)):
+    for row, found in enumerate(engine.generate(query)):
         assert 1 <= len(found) <= 3
-        assert found[0].tokens[: len(asked.prefixes[row])] == asked.prefixes[row]
+        assert found[0].tokens[: len(query.prefixes[row])] == query.prefixes[row]
         assert [each.score for each in found if each.finished] == sorted(
             (each.score for each in found if each.finished), reverse=True
         )
         for each in found:
-            assert len(each.tokens) <= asked.limits[row]
+            assert len(each.tokens) <= query.limits[row]
             assert not {0, BOS, UNK} & set(each.tokens)
             forced = SearchRequest(
-                sources=[asked.sources[row]],
+                sources=[query.sources[row]],
                 limits=[len(each.tokens)],
                 prefixes=[each.tokens],
                 strategy=GreedySearch(penalty),

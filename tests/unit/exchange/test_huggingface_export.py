@@ -110,10 +110,11 @@ def test_its_own_classes_and_a_beam_of_its_own_run_from_the_directory_alone(tmp_
         )
     assert begins_alike(run_readme(out), Translator.load(bundle).translate(LINES[:1])[0])
     assert tokenizer(LINES[0]).input_ids[:-1] == Bundle.load(bundle).tokenizers.src.encode(LINES[0])
-    said = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    decoded = tokenizer.batch_decode(ids, skip_special_tokens=True)
     ours = Translator.load(bundle).translate(LINES[:2], beam=1)
     assert all(
-        mine.startswith(its) or its.startswith(mine) for mine, its in zip(ours, said, strict=True)
+        mine.startswith(its) or its.startswith(mine)
+        for mine, its in zip(ours, decoded, strict=True)
     )
 
 

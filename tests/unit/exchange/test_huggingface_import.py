@@ -274,7 +274,7 @@ def cut_weights(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "kind", "said"),
+    ("damage", "kind", "message"),
     [
         (shutil.rmtree, BundleError, "no directory at"),
         (lose("config.json"), BundleError, "no config.json in"),
@@ -328,14 +328,14 @@ def cut_weights(directory: Path) -> None:
 )
 def test_invalid_marian_directory_is_rejected(
     make: Callable[..., Path],
-    harm: Callable[[Path], None],
+    damage: Callable[[Path], None],
     kind: type[DragomanError],
-    said: str,
+    message: str,
     tmp_path: Path,
 ) -> None:
     directory = make()
-    harm(directory)
-    with pytest.raises(kind, match=said):
+    damage(directory)
+    with pytest.raises(kind, match=message):
         import_marian(directory, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 

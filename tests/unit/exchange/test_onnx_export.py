@@ -82,9 +82,9 @@ def made(path: Path, **model: Any) -> Path:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Export a Transformer once: tracing takes its time."""
-    place = tmp_path_factory.mktemp("onnx")
-    bundle = made(place / "m")
-    done = export_onnx(bundle, place / "out")
+    directory = tmp_path_factory.mktemp("onnx")
+    bundle = made(directory / "m")
+    done = export_onnx(bundle, directory / "out")
     assert (done.parity.equal, done.parity.sentences) == (5, 5)
     assert done.parity.difference < 1e-4
     return bundle, done.path
@@ -100,7 +100,7 @@ def test_the_engine_over_the_graphs_is_ours_with_limits_and_prefixes(
     prefix = tokenizers.tgt.encode("EINE")
     sources = [tokenizers.src.encode(line) for line in LINES]
     for prefixes, min_length in (([[]] * 5, 0), ([prefix, [], prefix * 3, [], []], 3)):
-        asked = SearchRequest(
+        query = SearchRequest(
             sources=sources,
             limits=[3, 20, 7, 12, 1],
             prefixes=prefixes,
@@ -108,7 +108,7 @@ def test_the_engine_over_the_graphs_is_ours_with_limits_and_prefixes(
             sample_ids=range(5),
             min_length=min_length,
         )
-        for [ours], [theirs] in zip(native.generate(asked), engine.generate(asked), strict=True):
+        for [ours], [theirs] in zip(native.generate(query), engine.generate(query), strict=True):
             assert (ours.tokens, ours.finished) == (theirs.tokens, theirs.finished)
             assert theirs.log_probs == pytest.approx(ours.log_probs, abs=2e-5)
     assert "beam" in engine.unsupported_reason(BeamSearch(2))

@@ -96,13 +96,13 @@ def test_the_schema_is_one_and_a_whole_explanation_is_valid() -> None:
 @pytest.mark.parametrize(("problem", "path", "value"), CHANGES)
 def test_what_is_wrong_is_named(problem: str, path: list[Any], value: Any) -> None:
     values = json.loads(json.dumps(whole()))
-    place = values
+    container = values
     for part in path[:-1]:
-        place = place[part]
+        container = container[part]
     if value is ...:
-        del place[path[-1]]
+        del container[path[-1]]
     else:
-        place[path[-1]] = value
+        container[path[-1]] = value
     found = find_problems(values)
     assert found
     assert found[0].startswith(problem)

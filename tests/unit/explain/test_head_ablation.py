@@ -7,18 +7,17 @@ import copy
 import numpy as np
 import pytest
 import torch
-from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
+from teacher_forcing_kit import measure_head_effects, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.attention.attention_weight_hooks import record
 from dragoman.errors import DataError
 from dragoman.explain import teacher_forced_pass
+from dragoman.explain.attribution import attribute_with_heads
 from dragoman.explain.head_ablation import (
     ablate_heads,
     attention_parts,
-    estimate_head_effects,
     heads_switched_off,
-    measure_head_effects,
 )
 from dragoman.explain.teacher_forced_pass import scaled_heads
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -91,7 +90,7 @@ def test_batched_effects_are_those_of_fresh_runs(
     model = MODELS[name]()
     pair = tiny_pair(model)
     parts = attention_parts(model)
-    found = list(measure_head_effects(pair))
+    found = measure_head_effects(pair)
     assert sorted((each.path, each.head) for each in found) == sorted(
         (path, head) for path, part in parts.items() for head in range(part.heads)
     )
@@ -106,7 +105,7 @@ def test_batched_effects_are_those_of_fresh_runs(
 def test_estimates_take_the_log_odds_for_linear(name: str) -> None:
     model = MODELS[name]().double()
     pair, step = tiny_pair(model), 1e-6
-    estimates = estimate_head_effects(pair)
+    estimates = attribute_with_heads(pair)[1]
 
     def log_odds() -> Tensor:
         log_probs = pair.baseline()
@@ -170,8 +169,8 @@ def test_decoding_step_by_step_honours_what_is_off(name: str) -> None:
 
 def test_a_model_without_attention_has_no_heads() -> None:
     pair = tiny_pair(tiny_model("lstm", "lstm"))
-    assert estimate_head_effects(pair) == {}
-    assert list(measure_head_effects(pair)) == []
+    assert attribute_with_heads(pair)[1] == {}
+    assert measure_head_effects(pair) == []
     with pytest.raises(DataError, match=r"found 'decoder\.0\.cross'; its attentions are none"):
         ablate_heads(pair, {"decoder.0.cross": [0]})
 

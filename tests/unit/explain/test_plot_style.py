@@ -32,7 +32,7 @@ def forget() -> Iterator[None]:
 def test_fonts_installed_after_the_list_was_written_are_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The warning asks to install a font, and went on after it was installed."""
+    """The warning about a missing font was repeated after the font was installed."""
     new, damaged = FONTS / "STIXGeneral.ttf", tmp_path / "damaged.ttf"
     damaged.write_bytes(b"not a font")
     base = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]

@@ -42,7 +42,7 @@ def summary_of(pair: TeacherForcedPair) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("positions", "kind", "said"),
+    ("positions", "kind", "note"),
     [
         ("sinusoidal", "sinusoidal", "Sines and cosines"),
         ("learned", "learned", "A trained vector"),
@@ -54,11 +54,11 @@ def summary_of(pair: TeacherForcedPair) -> dict[str, Any]:
         ("none", "none", "There is no position encoding"),
     ],
 )
-def test_every_encoding_is_described(positions: str, kind: str, said: str) -> None:
+def test_every_encoding_is_described(positions: str, kind: str, note: str) -> None:
     pair = tiny_pair(tiny_model(positions=positions))
     found = summarize_positions(pair, SITES)
     assert found.positions["kind"] == kind
-    assert said in found.positions["note"]
+    assert note in found.positions["note"]
     has_table = kind in ("sinusoidal", "learned")
     assert found.positions["tensor"] == (SIMILARITY if has_table else None)
     assert set(found.arrays) == ({SIMILARITY} if has_table else set())
@@ -144,7 +144,7 @@ def test_grouped_and_normalized_heads_have_curves_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "decoder", "kind", "reach", "said"),
+    ("encoder", "decoder", "kind", "reach", "note"),
     [
         ("conv*2", "conv*3", "convolution", 2, "2 in the encoder and 6 in the decoder"),
         ("conv(kernel_size=5)", "lstm(attention=dot)", "recurrent", 2, "2 in the encoder"),
@@ -154,13 +154,13 @@ def test_grouped_and_normalized_heads_have_curves_too() -> None:
     ],
 )
 def test_reach_counts_kernels_and_windows(
-    encoder: str, decoder: str, kind: str, reach: int | None, said: str
+    encoder: str, decoder: str, kind: str, reach: int | None, note: str
 ) -> None:
     model = tiny_model(encoder, decoder, positions="none")
     found = summary_of(tiny_pair(model))
     assert found["kind"] == kind
     assert (found["reach"], describe_reach(model)[0]) == (reach, reach)
-    assert said in found["note"]
+    assert note in found["note"]
 
 
 def test_reach_is_what_changes_an_encoders_output() -> None:

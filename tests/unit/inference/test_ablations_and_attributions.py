@@ -207,7 +207,7 @@ def test_gradients_work_after_searches_on_a_fresh_model(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("x9.0", r"such as e0\.0; found 'x9\.0'; the sites are e0, e1, d0, d1, x0, x1"),
         ("x0", r"such as e0\.0; found 'x0'"),
@@ -215,11 +215,11 @@ def test_gradients_work_after_searches_on_a_fresh_model(bundle: Path) -> None:
         ("x0.2", r"x0 has 2 heads, x0\.0 to x0\.1; found 'x0\.2'; heads are counted from 0"),
     ],
 )
-def test_heads_that_do_not_exist_are_named(translator: Translator, name: str, said: str) -> None:
+def test_heads_that_do_not_exist_are_named(translator: Translator, name: str, message: str) -> None:
     explanation = translator.explain(SENTENCE)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         translator.ablate(explanation, [name])
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         translator.explain(SENTENCE, off=[name])
 
 

@@ -72,7 +72,7 @@ class Echo:
     batch_tokens = 48
 
     def __init__(self, together: int = 1) -> None:
-        self.asked: list[SearchRequest] = []
+        self.requests: list[SearchRequest] = []
         self.together = threading.Barrier(together)
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
@@ -81,8 +81,8 @@ class Echo:
         return f"ends at 12 pieces, not {longest}" if longest > 40 else ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        self.asked.append(request)
-        if len(self.asked) <= self.together.parties:
+        self.requests.append(request)
+        if len(self.requests) <= self.together.parties:
             self.together.wait(timeout=60)  # barrier: no thread continues before all have arrived
         time.sleep(0.001 * max(map(len, request.sources)))
         return [
@@ -96,7 +96,9 @@ def test_batches_go_to_several_threads_and_lines_come_back_in_order(
 ) -> None:
     echo = Echo(together=3)
     assert Translator(native, tokenizers, config, engine=echo).translate(LINES * 8) == LINES * 8
-    sizes = [(len(request.sources), 1 + max(map(len, request.sources))) for request in echo.asked]
+    sizes = [
+        (len(request.sources), 1 + max(map(len, request.sources))) for request in echo.requests
+    ]
     assert max(rows for rows, _ in sizes) > 1
     assert all(rows == 1 or rows * longest <= echo.batch_tokens for rows, longest in sizes)
 
@@ -108,7 +110,7 @@ def test_scores_are_requested_only_where_they_are_returned(
     translator = Translator(native, tokenizers, config, engine=echo)
     translator.translate(["ein mann"])
     list(translator.stream(["ein mann"]))
-    assert [request.return_scores for request in echo.asked] == [False, True]
+    assert [request.return_scores for request in echo.requests] == [False, True]
 
 
 def test_unsupported_options_fall_back_to_the_native_engine_and_are_reported_once(
@@ -130,14 +132,14 @@ def test_unsupported_options_fall_back_to_the_native_engine_and_are_reported_onc
             assert (
                 translator.explain("ein mann").translation == alone.explain("ein mann").translation
             )
-    assert not echo.asked
-    said = [
+    assert not echo.requests
+    messages = [
         record.getMessage()
         for record in caplog.records
         if record.getMessage().startswith("the engine")
     ]
-    assert len(said) == 3
-    assert "the engine echo cannot sample: the native engine is used" in said
+    assert len(messages) == 3
+    assert "the engine echo cannot sample: the native engine is used" in messages
 
 
 class FailingEngine(Echo):

@@ -40,13 +40,13 @@ class SlowEngine:
     batch_tokens = None
 
     def __init__(self, name: str, seconds: float) -> None:
-        self.name, self.seconds, self.asked = name, seconds, 0
+        self.name, self.seconds, self.num_requests = name, seconds, 0
 
     def unsupported_reason(self, strategy: Any, longest: int = 0) -> str:
         return ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        self.asked += 1
+        self.num_requests += 1
         time.sleep(self.seconds)
         return [[Hypothesis(list(source), [], 0.0, True)] for source in request.sources]
 
@@ -85,7 +85,7 @@ def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path
         assert choice is not None
         assert (choice.name, choice.from_cache) == ("quick", expected)
         assert choice.rates["quick"] > 2 * choice.rates["slow"]
-        assert bool(engines["slow"].asked) is not expected
+        assert bool(engines["slow"].num_requests) is not expected
     another = {"slow": SlowEngine("slow", 0.001), "other": SlowEngine("other", 0.001)}
     again = select_fastest_engine(another, bundle, GreedySearch(), cache=tmp_path)
     assert again is not None
@@ -94,14 +94,14 @@ def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path
 
 def test_each_search_and_precision_is_measured_for_itself(path: Path, tmp_path: Path) -> None:
     bundle = Bundle.load(path)
-    asked: list[tuple[Any, str]] = [
+    num_requests: list[tuple[Any, str]] = [
         (GreedySearch(), "float32"),
         (BeamSearch(4), "float32"),
         (BeamSearch(5), "float32"),
         (BeamSearch(5), "int8"),
     ]
     for expected in (False, True):
-        for strategy, precision in asked:
+        for strategy, precision in num_requests:
             choice = select_fastest_engine(
                 {"one": SlowEngine("one", 0.0)},
                 bundle,
@@ -139,7 +139,7 @@ def test_another_model_or_number_of_threads_is_measured_again(
 def test_a_warm_up_is_not_measured() -> None:
     engine = SlowEngine("one", 0.0)
     measure_throughput(engine, [[5, 6]], GreedySearch(), seconds=0.0)
-    assert engine.asked == 2
+    assert engine.num_requests == 2
 
 
 def test_the_native_engine_is_listed_with_its_highest_throughput(
@@ -163,9 +163,11 @@ def test_the_native_engine_is_listed_with_its_highest_throughput(
 def test_a_shortlist_leaves_out_exported_engines(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     monkeypatch.setattr(
-        opening_module, "choose_engine", lambda bundle, requested, *_: asked.append(requested)
+        opening_module,
+        "choose_engine",
+        lambda bundle, requested, *_: requests.append(requested),
     )
     for side in ("src", "tgt"):
         (tmp_path / side).write_text("\n".join(LINES) + "\n", "utf-8")
@@ -174,7 +176,7 @@ def test_a_shortlist_leaves_out_exported_engines(
         torch.device("cpu"),
         shortlist=ParallelFiles(tmp_path / "src", tmp_path / "tgt"),
     )
-    assert asked == ["native"]
+    assert requests == ["native"]
     assert engine is native
     assert native.shortlist is not None
 
@@ -217,17 +219,19 @@ def test_auto_takes_and_names_the_quickest(
     other = SlowEngine("exported", 10.0)
     monkeypatch.setattr(opening_module, "choose_engine", lambda *_: other)
     assert open_engines(bundle, cpu).engine is other, (
-        "whoever does not ask for a measurement gets the exported one"
+        "without a measurement the exported engine is chosen"
     )
     other.seconds = 0.3
     with caplog.at_level(logging.INFO, logger="dragoman"):
         native, engine = open_engines(bundle, cpu, benchmark_strategy=GreedySearch())
         open_engines(bundle, cpu, benchmark_strategy=GreedySearch())
     assert engine is native
-    [said] = [record.getMessage() for record in caplog.records if "fastest" in record.getMessage()]
-    assert said.startswith("native (")
-    assert "is the fastest here; sentences per second: native (" in said
-    assert "exported (1 x " in said
+    [message] = [
+        record.getMessage() for record in caplog.records if "fastest" in record.getMessage()
+    ]
+    assert message.startswith("native (")
+    assert "is the fastest here; sentences per second: native (" in message
+    assert "exported (1 x " in message
 
 
 def test_description_states_how_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,9 @@ def test_the_alignment_is_the_mean_of_the_members(paths: list[Path], ensemble: T
     [found] = ensemble.stream(LINES[2:3], alignment=True, beam=2)
     assert found.alignment is not None
     assert found.alignment.sum(axis=1) == pytest.approx(np.ones(len(found.tokens)), abs=1e-4)
-    ids = {piece: number for number, piece in enumerate(ensemble.tokenizers.tgt.tokens(range(330)))}
+    ids = {
+        subword: number for number, subword in enumerate(ensemble.tokenizers.tgt.tokens(range(330)))
+    }
     forced = [ids[token] for token in found.tokens]
     alone = [
         next(iter(Translator.load(path).stream(LINES[2:3], alignment=True, prefix_ids=forced)))

@@ -191,7 +191,7 @@ def foreign_engine(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def resign(folder: Path) -> None:
-    """Write a manifest that fits the files of an engine, as somebody who means harm would."""
+    """Write a manifest that fits the files of an engine, as an attacker would."""
     content = read_manifest(folder)
     (folder / "manifest.json").unlink()
     rest = {
@@ -365,7 +365,7 @@ def test_an_engine_belongs_to_settings_weights_and_tokenizers(name: str, is_sour
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("damage", "warning"),
     [
         (damage_model, "model.bin"),
         (lose_model, "model.bin"),
@@ -375,21 +375,21 @@ def test_an_engine_belongs_to_settings_weights_and_tokenizers(name: str, is_sour
     ],
 )
 def test_damaged_engine_warns_once_and_falls_back_to_the_native_one(
-    harm: Callable[[Path], None], said: str, bundle: Path, caplog: pytest.LogCaptureFixture
+    damage: Callable[[Path], None], warning: str, bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = export_ctranslate2(bundle, quantization="float32").path
-    harm(folder)
+    damage(folder)
     with caplog.at_level(logging.INFO, logger="dragoman"):
         translator = Translator.load(bundle)
     assert translator.engine.name == "native"
     [record] = caplog.records
-    assert said in record.getMessage()
+    assert warning in record.getMessage()
     assert translator.translate(LINES) == Translator.load(bundle, engine="native").translate(LINES)
     assert record.getMessage().endswith(": the native engine is used, and the result is the same")
     named = Translator.load(bundle, engine="ctranslate2")
     assert [named.engine.name, caplog.records[-1].getMessage()] == ["native", record.getMessage()]
-    if harm is not make_another:
-        assert any(not check.ok and said in check.name for check in verify_directory(bundle))
+    if damage is not make_another:
+        assert any(not check.ok and warning in check.name for check in verify_directory(bundle))
 
 
 def test_an_engine_that_computes_something_else_is_not_used(bundle: Path) -> None:

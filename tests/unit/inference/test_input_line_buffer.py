@@ -63,13 +63,13 @@ class Counting:
     name, workers, client_threads, batch_tokens = "counting", 1, 1, 4096
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.batch_sizes: list[int] = []
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
         return ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        self.asked.append(len(request.sources))
+        self.batch_sizes.append(len(request.sources))
         return [
             [Hypothesis(list(source), [0.0] * (len(source) + 1), 0.0, True)]
             for source in request.sources
@@ -82,7 +82,7 @@ def make() -> Make:
     tokenizers: Tokenizers = train_tokenizers(
         ["line 0123456789"] * 20, ["line 0123456789"] * 20, config.text
     )
-    native = NativeEngine(lambda: pytest.fail("nobody needs the model"))  # type: ignore[arg-type,return-value]
+    native = NativeEngine(lambda: pytest.fail("the model is not needed"))  # type: ignore[arg-type,return-value]
     return lambda engine: Translator(native, tokenizers, config, engine=engine)
 
 
@@ -117,7 +117,7 @@ def test_lines_of_a_regular_file_too(tmp_path: Path) -> None:
 
 
 def test_windows_of_unknown_streams_grow() -> None:
-    """The first answers come soon; from hundreds of lines on it is read ahead."""
+    """The first outputs come soon; from hundreds of lines on input is read ahead."""
     assert sizes(iter(numbered(5000))) == [[32], [256, 2048, 2048, 616]]
     assert sizes(line for line in numbered(20)) == [[20]]
     assert sizes(iter(numbered(5000)), first=MOST) == [[2048, 2048, 904]]
@@ -128,13 +128,13 @@ def test_available_lines_are_read_without_waiting_for_more() -> None:
     pen = WrittenLines(numbered(300))
     rows = iter(LineBuffers(pen, first=FIRST_BUFFER_LINES, max_lines=MOST))
     assert [len(window) for window in next(rows)] == [300]
-    assert pen.waited == 0, "whoever wrote them may want their answers first"
+    assert pen.waited == 0, "their writer may wait for the outputs"
     pen.written.extend(numbered(40))
     row = next(rows)
     assert len(next(row)) == 40
     pen.written.extend(numbered(3))
     assert list(row) == [numbered(3)], (
-        "what came meanwhile goes on in the same row, however little it is"
+        "lines that arrived meanwhile join the same batch, however few they are"
     )
     assert pen.waited == 0
 
@@ -165,7 +165,7 @@ def test_long_lines_make_shorter_windows(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_endless_input_never_fills_the_memory() -> None:
-    """Two windows at most are read before an answer to the first is taken."""
+    """At most two windows are read before an output of the first is consumed."""
     read = 0
 
     def lines() -> Iterator[str]:
@@ -219,10 +219,10 @@ def test_file_makes_few_batches_with_equal_outputs(make: Make, tmp_path: Path) -
             assert [
                 each.text for each in make(engine).stream(source, return_scores=False)
             ] == lines, name
-            calls[name] = engine.asked
+            calls[name] = engine.batch_sizes
         engine = Counting()
         assert make(engine).translate(iter(lines)) == lines
-    assert calls["list"] == calls["file"] == calls["input"] == engine.asked
+    assert calls["list"] == calls["file"] == calls["input"] == engine.batch_sizes
     assert len(calls["list"]) < len(calls["trickle"])
     assert calls["trickle"][0] < FIRST_BUFFER_LINES, "the empty ones make no rows"
 
@@ -269,7 +269,7 @@ def test_open_pipe_gets_translations_of_all_written_lines(make: Make) -> None:
         os.write(into, "".join(f"{line}\n" for line in numbered(500)).encode())
         answers = make(engine).stream(arriving, return_scores=False)
         assert [next(answers).text for _ in range(500)] == numbered(500)
-        once = len(engine.asked)
+        once = len(engine.batch_sizes)
         ending = threading.Timer(0.05, os.close, [into])
         ending.start()
         assert list(answers) == []

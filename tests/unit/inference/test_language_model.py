@@ -63,8 +63,8 @@ def test_decoded_tokens_are_the_text_after_the_prompt(tokenizer: str) -> None:
 def test_a_byte_model_waits_for_whole_characters() -> None:
     text = predictor_of("lstm", "bytes").task.text
     decoder = text.decoder([])
-    pieces = [decoder.push(token) for token in text.encode_prompt("é€")]
-    assert pieces == ["", "é", "", "", "€"]
+    stream = [decoder.push(token) for token in text.encode_prompt("é€")]
+    assert stream == ["", "é", "", "", "€"]
 
 
 def test_greedy_generation_equals_the_most_probable_tokens_of_the_whole_text() -> None:
@@ -123,12 +123,12 @@ def test_sampling_equals_the_search_of_translation() -> None:
     """The same draws as `search` with the sampling strategy, until the first line ends."""
     model = predictor_of("lstm")
     found = search(model.model, 1, limits=[12], strategy=Sampling(seed=9), sample_ids=[0])[0][0]
-    pieces = list(model.generate("", max_tokens=12, seed=9))
+    stream = list(model.generate("", max_tokens=12, seed=9))
     decoder = model.task.text.decoder([])
     tokens = [*found.tokens, *([EOS] if found.finished else [])]
     wanted = [decoder.push(token) for token in tokens]
-    assert [str(piece) for piece in pieces[: len(wanted)]] == wanted
-    assert [piece.log_prob for piece in pieces[: len(wanted)]] == pytest.approx(
+    assert [str(token) for token in stream[: len(wanted)]] == wanted
+    assert [token.log_prob for token in stream[: len(wanted)]] == pytest.approx(
         found.log_probs, abs=1e-5
     )
 

@@ -153,7 +153,7 @@ def diverges(
 def request(
     strategy: SearchStrategy, *, return_scores: bool = True, sources: list[list[int]] = SOURCES
 ) -> SearchRequest:
-    """Ask an engine for outputs to some sources."""
+    """Return an engine's outputs for some sources."""
     many = len(sources)
     return SearchRequest(
         sources=sources,
@@ -275,12 +275,12 @@ def test_backend_that_overflows_is_disabled(
     def overflow(*_: Any) -> None:
         raise non_finite_error(0)
 
-    model, asked = make(), request(GreedySearch())
-    expected = NativeEngine(lambda: model).generate(asked)
+    model, greedy_request = make(), request(GreedySearch())
+    expected = NativeEngine(lambda: model).generate(greedy_request)
     monkeypatch.setattr(CppTransformer, "start", overflow)
     native = NativeEngine(lambda: model)
     with caplog.at_level(logging.WARNING):
-        found = [native.generate(asked) for _ in range(2)]
+        found = [native.generate(greedy_request) for _ in range(2)]
     for each in found:
         assert [row[0].tokens for row in each] == [row[0].tokens for row in expected]
     assert (

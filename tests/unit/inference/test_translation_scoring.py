@@ -51,7 +51,7 @@ def by_hand(translator: Translator, source: str, target: str) -> list[float]:
     with torch.no_grad():
         logits = translator.model(torch.tensor([[*src, EOS]]), torch.tensor([[BOS, *tgt]]))[0]
     log_probs = torch.log_softmax(logits.double(), dim=-1)
-    return [float(log_probs[place, token]) for place, token in enumerate([*tgt, EOS])]
+    return [float(log_probs[position, token]) for position, token in enumerate([*tgt, EOS])]
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 64])

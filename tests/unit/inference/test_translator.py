@@ -122,9 +122,9 @@ def test_an_output_that_reaches_its_limit_is_noted(tokenizers: Tokenizers) -> No
         stutter=True,
     )
     short, long = translator.stream(["7", "0123456789"])
-    pieces = len(translator.tokenizers.src.encode("0123456789"))
-    assert len(long.tokens) == 2 * pieces + 5
-    assert any(f"stopped at {2 * pieces + 5} tokens" in note for note in long.notes)
+    num_tokens = len(translator.tokenizers.src.encode("0123456789"))
+    assert len(long.tokens) == 2 * num_tokens + 5
+    assert any(f"stopped at {2 * num_tokens + 5} tokens" in note for note in long.notes)
     [alone] = translator.stream(["7"])
     assert alone == short
 

@@ -98,7 +98,7 @@ def test_gradient_scaling_divides_the_gradient_of_the_encoder_outputs_only() -> 
     """The released code's GradMultiply: by twice the number of attentions, not for the embeddings,
     and no value changes.
     """
-    places = {
+    arguments = {
         "config": ModelConfig(width=4, heads=1, dropout=0.0, residual="scaled"),
         "causal": True,
         "memory_width": 4,
@@ -107,7 +107,7 @@ def test_gradient_scaling_divides_the_gradient_of_the_encoder_outputs_only() -> 
     for scale_encoder_grad in (False, True):
         torch.manual_seed(0)
         block = ConvolutionLayer.build(
-            BuildContext(**places), layers=3, scale_encoder_grad=scale_encoder_grad
+            BuildContext(**arguments), layers=3, scale_encoder_grad=scale_encoder_grad
         )  # type: ignore[arg-type]
         values, embeddings = (torch.randn(2, 5, 4, requires_grad=True) for _ in range(2))
         output = block(

@@ -1,4 +1,4 @@
-"""Embeddings of a width of their own and of length one, tied to the output and not."""
+"""Factorized and unit-norm embeddings, tied to the output projection or not."""
 
 from __future__ import annotations
 

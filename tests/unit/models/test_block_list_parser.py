@@ -37,7 +37,7 @@ def test_a_spec_is_written_as_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("trasnformer*6", "found 'trasnformer' in 'trasnformer*6'; did you mean transformer?"),
         ("perceptron", "found 'perceptron' in 'perceptron'; choose one of"),
@@ -61,10 +61,10 @@ def test_a_spec_is_written_as_it_is_read() -> None:
         ("transformer(heads=4)x2", "remove or correct 'x2'"),
     ],
 )
-def test_mistakes_name_the_part(text: str, said: str) -> None:
+def test_mistakes_name_the_part(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_blocks([text], "model.decoder")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith("model.decoder must")
 
 
@@ -85,7 +85,7 @@ def test_no_blocks_and_too_many_are_rejected() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "transformer" + " " * 200_000 + "!",
@@ -98,10 +98,10 @@ def test_no_blocks_and_too_many_are_rejected() -> None:
         ("transformer*\u0663", "found '\u0663' in"),
     ],
 )
-def test_long_entries_are_rejected_at_once(text: str, said: str) -> None:
+def test_long_entries_are_rejected_at_once(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_blocks([text])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_long_list_is_rejected_before_its_entries_are_read() -> None:
@@ -131,11 +131,11 @@ def test_as_many_layers_as_allowed_are_accepted() -> None:
 
 
 def test_parameters_are_counted_before_anything_is_built() -> None:
-    said = (
+    message = (
         r"at most 10,000,000,000 parameters; found 1,024,000,000,000 in its feed-forward "
         r"networks; lower"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read_config(overrides=["model.decoder=transformer(ffn_width=1000000)*1000"])
 
 

@@ -148,9 +148,9 @@ def pairs() -> Batch:
     )
 
 
-@pytest.mark.parametrize("share", ["none", "all"])
+@pytest.mark.parametrize("sharing", ["none", "all"])
 @pytest.mark.parametrize("form", [*BLOCKS, *FORMS])
-def test_every_block_may_be_dropped(form: str, share: str) -> None:
+def test_every_block_may_be_dropped(form: str, sharing: str) -> None:
     """Each registered block with each score and alignment: some passes leave both out, one or none,
     and all give finite gradients.
     """
@@ -165,7 +165,7 @@ def test_every_block_may_be_dropped(form: str, share: str) -> None:
         heads=2,
         ffn_width=16,
         layer_drop=0.5,
-        share_layers=share,
+        share_layers=sharing,
     )
     model = build_model(config, src_vocab_size=11, tgt_vocab_size=11).train()
     for seed in range(8):

@@ -233,13 +233,13 @@ def config_error(*overrides: str) -> ConfigError:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"), INVALID, ids=lambda part: part[0] if isinstance(part, list) else None
+    ("overrides", "messages"), INVALID, ids=lambda part: part[0] if isinstance(part, list) else None
 )
 def test_invalid_block_lists_are_rejected_when_parsed(
-    overrides: list[str], said: list[str]
+    overrides: list[str], messages: list[str]
 ) -> None:
     message = str(config_error(*overrides))
-    assert [part for part in said if part not in message] == [], message
+    assert [part for part in messages if part not in message] == [], message
     assert "\n" not in message, "one mistake is one problem"
 
 
@@ -393,7 +393,7 @@ def test_an_alignment_alone_brings_a_score_that_fits(alignment: str) -> None:
 
 
 class Own(Block):
-    """Somebody's own block, which lists its options nowhere but in its builder."""
+    """A user-defined block, whose options are listed in its builder only."""
 
     overridable = ("dropout",)
 

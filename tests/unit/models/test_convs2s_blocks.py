@@ -58,20 +58,20 @@ def paper_convolution(layer: nn.Module, inputs: list[Tensor], position: int, fir
     width, kernel = weight.size(1), weight.size(2)
     total = layer.convolution.bias.clone()  # type: ignore[union-attr, operator]
     for tap in range(kernel):
-        place = position + first + tap
-        if 0 <= place < len(inputs):
-            total = total + weight[:, :, tap] @ inputs[place]
+        index = position + first + tap
+        if 0 <= index < len(inputs):
+            total = total + weight[:, :, tap] @ inputs[index]
     return total[:width] * torch.sigmoid(total[width:])
 
 
 def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return z and e of one sentence (S,): section 3.1, e_j = w_j + p_j."""
     words = [model.embeddings["src"].weight[token] for token in src]  # type: ignore[union-attr, index]
-    e = z = [word + model.src_input.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
+    e = z = [word + model.src_input.positions.weight[index] for index, word in enumerate(words)]  # type: ignore[index]
     for _, layer in model.encoder.blocks():
         z = [
-            (paper_convolution(layer, z, place, -1) + z[place]) * math.sqrt(0.5)
-            for place in range(len(z))
+            (paper_convolution(layer, z, index, -1) + z[index]) * math.sqrt(0.5)
+            for index in range(len(z))
         ]
     return z, e
 
@@ -84,7 +84,7 @@ def paper_decoder(
     The constants are those of section 3.4.
     """
     table, position_ids = model.embeddings["tgt"].weight, model.tgt_input.positions.weight
-    g = [table[token] + position_ids[place] for place, token in enumerate(tgt)]  # type: ignore[index]
+    g = [table[token] + position_ids[index] for index, token in enumerate(tgt)]  # type: ignore[index]
     x = g
     for _, layer in model.decoder.get_submodule("0").layers():  # type: ignore[operator]
         new = []
@@ -150,8 +150,8 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
         padded = F.pad(x.transpose(1, 2), padding)
         return F.glu(F.conv1d(padded, weight, bias), dim=1).transpose(1, 2), residual
 
-    places = torch.arange(6)
-    words = model.embeddings["src"].weight[src] + model.src_input.positions.weight[places]  # type: ignore[index]
+    positions_ = torch.arange(6)
+    words = model.embeddings["src"].weight[src] + model.src_input.positions.weight[positions_]  # type: ignore[index]
     x = linear(model.encoder.projections["0"], words)
     for _, layer in model.encoder.blocks():
         reach = layer.convolution.weight().size(2) // 2
@@ -161,7 +161,7 @@ def test_widths_of_their_own_are_the_released_codes() -> None:
     memory = model.encode(src)
     torch.testing.assert_close(memory.values, z)
     values = (z + words) * half
-    g = model.embeddings["tgt"].weight[tgt] + model.tgt_input.positions.weight[places[:5]]  # type: ignore[index]
+    g = model.embeddings["tgt"].weight[tgt] + model.tgt_input.positions.weight[positions_[:5]]  # type: ignore[index]
     x = linear(model.decoder.projections["0"], g)
     for _, layer in model.decoder.blocks():
         x, residual = convolve(layer, x, (2, 0))

@@ -144,7 +144,7 @@ def test_the_compiled_loss_and_its_gradients_are_the_eager_ones() -> None:
 
 
 def test_long_outputs_go_past_the_position_table() -> None:
-    """No index error, no silent end (marian-dev#365)."""
+    """No index error and no silent exit (marian-dev#365)."""
     model = model_of(
         encoder=("transformer",),
         decoder=("transformer",),

@@ -23,7 +23,7 @@ SMALL = {
     "ffn_width": 16,
 }
 
-# Weight names are an interface: bundles on people's disks have them. A renamed one needs an
+# Weight names are an interface: existing bundles contain them. A renamed one needs an
 # entry in dragoman/bundle/renamed_weights.py.
 FROZEN = """
 embeddings.shared.weight 10x8
@@ -142,7 +142,7 @@ def test_unknown_options_suggest_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         (
             "heads=x",
@@ -155,10 +155,10 @@ def test_unknown_options_suggest_the_nearest() -> None:
         ("width=16", "found 'width' in 'transformer(width=16)'"),
     ],
 )
-def test_options_of_the_wrong_kind_are_rejected(option: str, said: str) -> None:
+def test_options_of_the_wrong_kind_are_rejected(option: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build(encoder=(f"transformer({option})",))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_heads_of_a_block_must_divide_too() -> None:

@@ -54,8 +54,8 @@ def test_residual_scaled_initialization_shrinks_output_projections() -> None:
         plain.named_parameters(), scaled.named_parameters(), strict=True
     ):
         back = path.endswith(("self.output.weight", "cross.output.weight", "ffn.outer.weight"))
-        places = {"encoder": 2 * 4, "decoder": 3 * 3}
-        torch.testing.assert_close(other, one * places[path.split(".")[0]] ** -0.5 if back else one)
+        counts = {"encoder": 2 * 4, "decoder": 3 * 3}
+        torch.testing.assert_close(other, one * counts[path.split(".")[0]] ** -0.5 if back else one)
 
 
 @pytest.mark.parametrize("scheme", ["depth_scaled", "residual_scaled"])

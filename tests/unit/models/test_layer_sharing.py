@@ -25,7 +25,7 @@ from dragoman.training.optimizer import build_adam, load_state_dict, state_dict
 KINDS = ["all", "attention", "ffn"]
 
 
-def config(share: str, **more: object) -> ModelConfig:
+def config(sharing: str, **more: object) -> ModelConfig:
     values = {
         "encoder": ("transformer*3",),
         "decoder": ("transformer*3",),
@@ -35,12 +35,12 @@ def config(share: str, **more: object) -> ModelConfig:
         "dropout": 0.0,
         **more,
     }
-    return ModelConfig(share_layers=share, **values)  # type: ignore[arg-type]
+    return ModelConfig(share_layers=sharing, **values)  # type: ignore[arg-type]
 
 
-def build(share: str, **more: object) -> EncoderDecoder:
+def build(sharing: str, **more: object) -> EncoderDecoder:
     torch.manual_seed(0)
-    return build_model(config(share, **more), src_vocab_size=11, tgt_vocab_size=11)
+    return build_model(config(sharing, **more), src_vocab_size=11, tgt_vocab_size=11)
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -48,11 +48,11 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 6))
 
 
-@pytest.mark.parametrize("share", KINDS)
-def test_shared_weights_are_one_parameter_with_one_name(share: str) -> None:
-    model, alone = build(share), build("none")
+@pytest.mark.parametrize("sharing", KINDS)
+def test_shared_weights_are_one_parameter_with_one_name(sharing: str) -> None:
+    model, alone = build(sharing), build("none")
     first, others = count_parameters(alone.encoder.get_submodule("0")), 0
-    if share == "all":
+    if sharing == "all":
         expected = (
             count_parameters(alone)
             - 2 * first
@@ -63,23 +63,23 @@ def test_shared_weights_are_one_parameter_with_one_name(share: str) -> None:
             "attention": ("encoder.0.self", "decoder.0.self", "decoder.0.cross"),
             "ffn": ("encoder.0.ffn",) * 2,
         }
-        others = sum(count_parameters(alone.get_submodule(path)) for path in parts[share])
+        others = sum(count_parameters(alone.get_submodule(path)) for path in parts[sharing])
         expected = count_parameters(alone) - 2 * others
     assert count_parameters(model) == expected
     saved = model.state_dict()
     assert set(saved) == {name for name, _ in model.named_parameters()} == set(named_weights(model))
     assert sum(tensor.numel() for tensor in saved.values()) == expected
-    assert ("encoder.2.self.output.weight" in saved) == (share == "ffn")
-    assert ("decoder.1.ffn.inner.weight" in saved) == (share == "attention")
-    assert ("decoder.1.self_residual.norm.weight" in saved) == (share != "all")
+    assert ("encoder.2.self.output.weight" in saved) == (sharing == "ffn")
+    assert ("decoder.1.ffn.inner.weight" in saved) == (sharing == "attention")
+    assert ("decoder.1.self_residual.norm.weight" in saved) == (sharing != "all")
 
 
-@pytest.mark.parametrize("share", KINDS)
+@pytest.mark.parametrize("sharing", KINDS)
 @pytest.mark.parametrize("assign", [False, True])
-def test_loading_keeps_what_is_shared_shared(share: str, assign: bool) -> None:
-    first = build(share)
+def test_loading_keeps_what_is_shared_shared(sharing: str, assign: bool) -> None:
+    first = build(sharing)
     with torch.device("meta") if assign else torch.device("cpu"):
-        second = build_model(config(share), src_vocab_size=11, tgt_vocab_size=11)
+        second = build_model(config(sharing), src_vocab_size=11, tgt_vocab_size=11)
     second.load_state_dict(
         {name: tensor.clone() for name, tensor in first.state_dict().items()}, assign=assign
     )
@@ -165,14 +165,14 @@ def test_the_optimiser_and_averages_see_each_weight_once() -> None:
     torch.testing.assert_close(again.double().float()(src, tgt), model(src, tgt))
 
 
-@pytest.mark.parametrize("share", KINDS)
-def test_the_drawing_counts_each_weight_once_and_reports_what_is_shared(share: str) -> None:
-    rows = summarize_model(config(share), src_vocab_size=11, tgt_vocab_size=11)
-    assert sum(row.parameters for row in rows) == count_parameters(build(share))
+@pytest.mark.parametrize("sharing", KINDS)
+def test_the_drawing_counts_each_weight_once_and_reports_what_is_shared(sharing: str) -> None:
+    rows = summarize_model(config(sharing), src_vocab_size=11, tgt_vocab_size=11)
+    assert sum(row.parameters for row in rows) == count_parameters(build(sharing))
     shared = [row.path for row in rows if row.shapes == "shared"]
-    assert ("encoder.1.self" in shared) == (share != "ffn")
-    assert ("decoder.2.ffn" in shared) == (share != "attention")
-    lines = format_stack(rows, config(share))
+    assert ("encoder.1.self" in shared) == (sharing != "ffn")
+    assert ("decoder.2.ffn" in shared) == (sharing != "attention")
+    lines = format_stack(rows, config(sharing))
     assert any("layers 1 to 2, each" in line for line in lines)
     assert any("shared" in line and line.endswith(" 0") for line in lines)
 
@@ -253,12 +253,12 @@ def test_any_block_can_share_with_gradients_equal_to_finite_differences(block: s
             model.decoder.get_parameter(path).grad,
         )
         assert grad is not None
-        place, ends = int(grad.abs().argmax()), []
+        index, ends = int(grad.abs().argmax()), []
         for step in (1e-6, -2e-6):
-            weight[place] += step
+            weight[index] += step
             with torch.no_grad():
                 ends.append(model(src, tgt).log_softmax(-1)[..., 5].sum().item())
-        weight[place] += 1e-6
+        weight[index] += 1e-6
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(
-            grad.view(-1)[place].item(), rel=1e-4, abs=1e-6
+            grad.view(-1)[index].item(), rel=1e-4, abs=1e-6
         )

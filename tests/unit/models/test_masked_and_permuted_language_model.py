@@ -92,10 +92,10 @@ def test_a_permuted_prediction_equals_one_of_the_masked_sequence() -> None:
     given = torch.tensor([0, 1, 3, 4, 6, 7, 8])
     unseen = torch.tensor([model.mask_token, model.mask_token])  # the second fills the row
     sequence = torch.cat([tokens[0, given], unseen])[None]
-    places = torch.cat([given, torch.tensor([0, 5])])[None]
+    position_ids_ = torch.cat([given, torch.tensor([0, 5])])[None]
     mask = torch.ones(1, 9, 9, dtype=torch.bool)
     mask[:, :, 7:] = False  # no position attends to the query
-    expected = model.decode(sequence, attention_mask=mask, position_ids=places)[0, -1]
+    expected = model.decode(sequence, attention_mask=mask, position_ids=position_ids_)[0, -1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

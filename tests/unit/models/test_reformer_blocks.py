@@ -220,8 +220,8 @@ def test_incremental_decoding_equals_forward_over_many_windows(attention: str) -
     context = ForwardContext(memory=Memory(torch.randn(2, 5, 16, dtype=torch.float64)))
     whole = block(x, context)
     state, parts = block.start(context), []
-    for piece in (x[:, :140], x[:, 140:141], x[:, 141:]):
-        output, state = block.extend(piece, state)
+    for chunk in (x[:, :140], x[:, 140:141], x[:, 141:]):
+        output, state = block.extend(chunk, state)
         parts.append(output)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert state.length == 150
@@ -261,12 +261,12 @@ def test_chunks_save_no_wide_activations_and_repeat_dropout_in_backward() -> Non
     x = torch.randn(1, 40, 8, requires_grad=True)
     widest = 0
 
-    def look(tensor: Tensor) -> Tensor:
+    def record_size(tensor: Tensor) -> Tensor:
         nonlocal widest
         widest = max(widest, tensor.numel())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record_size, lambda tensor: tensor):
         chunked(x)
     assert widest <= 40 * 64 // 4  # one chunk's, and none where only inputs wait
     whole = FeedForward(8, 64, dropout=0.5)

@@ -394,9 +394,11 @@ def test_weights_from_before_the_cell_state_load_as_they_were() -> None:
 def test_without_the_final_state_a_plain_decoder_ignores_the_source() -> None:
     x, memory = inputs()
     other = Memory(memory.values + 1, memory.mask)
-    blind, told = decoder(GRULayer, initial_state="zero"), decoder(GRULayer)
-    assert blind(x, ForwardContext(memory=memory)).equal(blind(x, ForwardContext(memory=other)))
-    assert not told(x, ForwardContext(memory=memory)).equal(told(x, ForwardContext(memory=other)))
+    zeroed, conditioned = decoder(GRULayer, initial_state="zero"), decoder(GRULayer)
+    assert zeroed(x, ForwardContext(memory=memory)).equal(zeroed(x, ForwardContext(memory=other)))
+    assert not conditioned(x, ForwardContext(memory=memory)).equal(
+        conditioned(x, ForwardContext(memory=other))
+    )
 
 
 @pytest.mark.parametrize(

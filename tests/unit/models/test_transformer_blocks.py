@@ -154,7 +154,7 @@ def test_defaults_add_no_weights_and_blocks_may_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (
             {"kv_heads": 3},
@@ -176,9 +176,9 @@ def test_defaults_add_no_weights_and_blocks_may_differ() -> None:
         ),
     ],
 )
-def test_mismatched_sizes_raise(values: dict[str, object], said: str) -> None:
+def test_mismatched_sizes_raise(values: dict[str, object], message: str) -> None:
     problems = Config().replace(model=values).problems()
-    assert any(said in problem for problem in problems), problems
+    assert any(message in problem for problem in problems), problems
 
 
 def test_heads_need_not_divide_when_their_size_is_set() -> None:

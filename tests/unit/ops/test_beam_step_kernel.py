@@ -314,10 +314,10 @@ def test_kernel_that_fails_is_reported_once_and_falls_back(
     monkeypatch.delattr("dragoman.ops.triton.beam_step_kernel", raising=False)
     for _ in range(2):
         same(found_by(model, size=3, limit=6, dtype=torch.float32), expected, 1e-9)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert told[0].startswith("the fused kernel for beam search steps failed")
-    assert "beam_step_kernel" in told[0]  # what was found
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert messages[0].startswith("the fused kernel for beam search steps failed")
+    assert "beam_step_kernel" in messages[0]  # what was found
 
 
 class WrongKernel:

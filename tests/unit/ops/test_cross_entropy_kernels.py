@@ -166,10 +166,10 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch.delattr("dragoman.ops.triton.cross_entropy_kernels", raising=False)
     for _ in range(2):
         assert max(differences(*inputs(9, 40), 0.1)) < 1e-5
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "cross_entropy_kernels" in told[0]  # what was found
-    assert "falling back to PyTorch" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "cross_entropy_kernels" in messages[0]  # what was found
+    assert "falling back to PyTorch" in messages[0]
 
 
 def test_the_kernel_is_not_used_on_a_cpu() -> None:

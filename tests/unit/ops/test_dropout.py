@@ -20,9 +20,7 @@ from dragoman.ops import dropout
 from dragoman.ops.dropout import hash_positions, hashed_dropout
 
 COUNT = 2**18
-SIGMAS = (
-    4.5  # one good generator in 150,000 is further off; the seeds are fixed, so this is asked once
-)
+SIGMAS = 4.5  # one good generator in 150,000 is further off; the seeds are fixed
 
 
 def hash_first(first: int, second: int, count: int = COUNT) -> Tensor:
@@ -106,8 +104,8 @@ def test_the_hash_is_the_published_mixer() -> None:
     in halfway.
     """
 
-    def mixed(place: int, first: int, second: int) -> int:
-        bits = (place ^ first) & 0xFFFFFFFF
+    def mixed(index: int, first: int, second: int) -> int:
+        bits = (index ^ first) & 0xFFFFFFFF
         bits ^= bits >> 16
         bits = (bits * 0x7FEB352D & 0xFFFFFFFF) ^ (second & 0xFFFFFFFF)
         bits ^= bits >> 15
@@ -117,7 +115,7 @@ def test_the_hash_is_the_published_mixer() -> None:
 
     for first, second in [(0, 0), (1, -1), (-(2**31), 2**31 - 2), (123_456_789, -987_654_321)]:
         assert hash_first(first, second, 300).tolist() == [
-            mixed(place, first, second) for place in range(300)
+            mixed(index, first, second) for index in range(300)
         ]
 
 

@@ -179,10 +179,10 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch.delattr("dragoman.ops.triton.relu_bias_backward_kernel", raising=False)
     assert error(inputs(SIZES[1], torch.float32)) < 1e-5
     assert not is_fused(linear_relu(*inputs(SIZES[1], torch.float32), cuda_graphs=True))
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "relu_bias_backward_kernel" in told[0]  # what was found
-    assert "falling back to PyTorch" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "relu_bias_backward_kernel" in messages[0]  # what was found
+    assert "falling back to PyTorch" in messages[0]
 
 
 def test_the_kernel_runs_only_in_half_precision_under_cuda_graphs(

@@ -152,10 +152,10 @@ def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch.delattr("dragoman.ops.triton.dropout_add_norm_backward_kernel", raising=False)
     for _ in range(2):
         assert error(inputs(3, 128, torch.float32)) < 1e-5
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "dropout_add_norm_backward_kernel" in told[0]  # what was found
-    assert "falling back to PyTorch" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "dropout_add_norm_backward_kernel" in messages[0]  # what was found
+    assert "falling back to PyTorch" in messages[0]
 
 
 @needs_triton

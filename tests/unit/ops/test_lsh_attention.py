@@ -48,10 +48,10 @@ def test_a_failing_torch_compile_is_logged_once_and_replaced(
             strict=True,
         ):
             assert torch.equal(one, other)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2  # forward and backward pass
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2  # forward and backward pass
     assert all(
-        "RuntimeError" in message and "set torch_compile=false" in message for message in told
+        "RuntimeError" in message and "set torch_compile=false" in message for message in messages
     )
 
 
@@ -97,12 +97,12 @@ def test_visible_pairs_of_three_rounds_of_four_tokens(causal: bool) -> None:
     """By hand: a pair counts in the first round in which it is near, and never in two."""
     codes = torch.tensor([[10, 11, 90, 12], [50, 10, 51, 11], [1, 2, 3, 4]])  # rounds, tokens
     met = torch.zeros(4, 4, dtype=torch.int64)
-    for turn in range(3):
+    for round_ in range(3):
         scores = torch.zeros(1, 4, 4)
-        shares, _, _ = lsh_attention.masked_exp(
-            scores, codes[: turn + 1].unsqueeze(1), codes[: turn + 1].unsqueeze(1), 1, causal
+        exponentials, _, _ = lsh_attention.masked_exp(
+            scores, codes[: round_ + 1].unsqueeze(1), codes[: round_ + 1].unsqueeze(1), 1, causal
         )
-        met += (shares[0] > 0) * (turn + 1)
+        met += (exponentials[0] > 0) * (round_ + 1)
     wanted = [[0, 1, 2, 0], [1, 0, 3, 1], [2, 3, 0, 3], [0, 1, 3, 0]]
     found = torch.tensor(wanted)
     assert torch.equal(met, found.tril() if causal else found)

@@ -411,10 +411,10 @@ def test_a_kernel_that_does_not_run_is_reported_once_and_falls_back(
     missing(monkeypatch, module)
     for _ in range(2):
         call()
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert told[0].startswith(f"the fused kernel for {kernel.name} failed")
-    assert module in told[0]  # what was found
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"the fused kernel for {kernel.name} failed")
+    assert module in messages[0]  # what was found
     assert not kernel.is_enabled
     assert all(each.is_enabled for each in KERNELS if each is not kernel)
 

@@ -23,10 +23,10 @@ def test_the_first_of_the_largest_is_found(width: int, levels: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("place", [0, -1])
-def test_nan_is_not_skipped(width: int, place: int) -> None:
+@pytest.mark.parametrize("position", [0, -1])
+def test_nan_is_not_skipped(width: int, position: int) -> None:
     x = torch.zeros(2, width)
-    x[1, place] = torch.nan
+    x[1, position] = torch.nan
     assert blocked_argmax(x).values.isnan().tolist() == [False, True]
     assert blocked_topk(x, 3).values[1].isnan().any()
 

@@ -98,5 +98,5 @@ def test_the_miniature_learns_to_copy(name: str) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     src, mask = draw(100, generator)
-    share = ((generate_greedy(model, src, LONGEST, mask) == src) | ~mask).all(1).float().mean()
-    assert share >= 0.9
+    accuracy = ((generate_greedy(model, src, LONGEST, mask) == src) | ~mask).all(1).float().mean()
+    assert accuracy >= 0.9

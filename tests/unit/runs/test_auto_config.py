@@ -267,12 +267,12 @@ def test_limits_of_model_size_and_epochs():
     assert found.config.train.learning_rate == pytest.approx(0.5 / found.config.model.width)
 
 
-@pytest.mark.parametrize(("share", "layers"), [(0.99, 2), (1.01, 3)])
-def test_a_larger_model_needs_five_tokens_per_parameter_or_fifteen_epochs(share, layers):
+@pytest.mark.parametrize(("ratio", "layers"), [(0.99, 2), (1.01, 3)])
+def test_a_larger_model_needs_five_tokens_per_parameter_or_fifteen_epochs(ratio, layers):
     large = CorpusSize(4_000_000, 80_000_000, exact=True)
     tokens = 5 * MODEL_SIZES[1].num_parameters(choose_vocab_size(large.words))
     seconds = 100
-    throughput = share * tokens / seconds / TRAINING_TIME_FRACTION
+    throughput = ratio * tokens / seconds / TRAINING_TIME_FRACTION
 
     def measure(config: Config) -> float:
         return throughput if config.model.width <= MODEL_SIZES[1].width else 1.0
@@ -281,7 +281,7 @@ def test_a_larger_model_needs_five_tokens_per_parameter_or_fifteen_epochs(share,
     assert config.model.encoder == (f"transformer*{layers}",)
     small = CorpusSize(9000, 200_000, exact=True)
     tokens = 15 * small.words * TOKENS_PER_WORD
-    throughput = share * tokens / seconds / TRAINING_TIME_FRACTION
+    throughput = ratio * tokens / seconds / TRAINING_TIME_FRACTION
     allowed = [MODEL_SIZES[0], MODEL_SIZES[1]]
     found = auto_config._largest_within_time(
         allowed, small.words * TOKENS_PER_WORD, seconds, lambda size: throughput, 30_000

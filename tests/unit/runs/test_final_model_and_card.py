@@ -47,22 +47,22 @@ def first(weights: dict[str, torch.Tensor]) -> float:
 
 def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
     save_checkpoint(run, 1, 2, 3)
-    weights, told = select_weights(run, config(final_checkpoint="best"))
-    assert (first(weights), told) == (
+    weights, description = select_weights(run, config(final_checkpoint="best"))
+    assert (first(weights), description) == (
         1.0,
         "step 3, last checkpoint, EMA",
     )  # none was kept as the best
     run.keep_best(2)
-    weights, told = select_weights(run, config(final_checkpoint="best"))
-    assert (first(weights), told) == (
+    weights, description = select_weights(run, config(final_checkpoint="best"))
+    assert (first(weights), description) == (
         pytest.approx(2 / 3),
         "step 2, best checkpoint, EMA",
     )
-    weights, told = select_weights(run, config(final_checkpoint="last"))
-    assert (first(weights), told) == (1.0, "step 3, last checkpoint, EMA")
+    weights, description = select_weights(run, config(final_checkpoint="last"))
+    assert (first(weights), description) == (1.0, "step 3, last checkpoint, EMA")
     run.save_checkpoint(4, checkpoint_tensors(4) | {"ema": None}, {})
-    weights, told = select_weights(run, config(final_checkpoint="last"))
-    assert (first(weights), told) == (4.0, "step 4, last checkpoint")
+    weights, description = select_weights(run, config(final_checkpoint="last"))
+    assert (first(weights), description) == (4.0, "step 4, last checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
 def test_the_newest_checkpoints_are_averaged_before_the_best_is_searched(run, count, steps, mean):
     save_checkpoint(run, 1, 2, 3)
     run.keep_best(1)
-    weights, told = select_weights(run, config(average_checkpoints=count))
-    assert told == f"average of steps {steps}"
+    weights, description = select_weights(run, config(average_checkpoints=count))
+    assert description == f"average of steps {steps}"
     assert first(weights) == pytest.approx(mean / 3)  # of their moving averages
 
 
@@ -110,7 +110,7 @@ def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sente
     corpus, now = Corpus(12), SimpleNamespace(now=0.0)
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
-    asked: list[int] = []
+    num_sentences: list[int] = []
 
     @contextlib.contextmanager
     def autocast(device: torch.device):
@@ -118,7 +118,7 @@ def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sente
         yield
 
     def translate(model: Any, src: list[str]) -> None:
-        asked.append(len(src))
+        num_sentences.append(len(src))
         now.now += len(src)
 
     monkeypatch.setattr(resource_estimate, "time", SimpleNamespace(monotonic=lambda: now.now))
@@ -134,12 +134,12 @@ def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sente
     found = estimate_validation_seconds(validation, model)
     assert model.training
     few = min(sentences, PROBE_VALIDATION_SENTENCES)
-    assert asked == ([min(2, few), few] if translates and sentences else [])
+    assert num_sentences == ([min(2, few), few] if translates and sentences else [])
     batches = (
         10 * PROBE_VALIDATION_BATCHES / PROBE_VALIDATION_BATCHES
     )  # the first of those timed only warms up
     assert found == pytest.approx(
-        batches + (few * max(1, sentences / few) ** 0.75 * 0.4 if asked else 0)
+        batches + (few * max(1, sentences / few) ** 0.75 * 0.4 if num_sentences else 0)
     )
     assert estimate_validation_seconds(None, model) == 0.0
 

@@ -272,16 +272,16 @@ def imported(corpus: Path) -> Path:
         overrides=["text.tokenizer=unigram", "text.vocab_size=40", "text.byte_fallback=false"]
     ).text
     spm = Tokenizer.train(lines, text)
-    pieces = [
+    vocabulary = [
         *SPECIAL_TOKENS,
         *(spm.tokens([number])[0] for number in reversed(range(len(SPECIAL_TOKENS), len(spm)))),
     ]
     tokenizers = Tokenizers(
-        ImportedTokenizer(spm.model, pieces), ImportedTokenizer(spm.model, pieces)
+        ImportedTokenizer(spm.model, vocabulary), ImportedTokenizer(spm.model, vocabulary)
     )
     config = Config().replace(
         text={
-            "tokenizer": "unigram", "vocab_size": len(pieces), "shared_vocab": True,
+            "tokenizer": "unigram", "vocab_size": len(vocabulary), "shared_vocab": True,
             "byte_fallback": False, "normalization": "none",
         },
         data={"max_length": 100},
@@ -293,7 +293,9 @@ def imported(corpus: Path) -> Path:
         },
     )  # fmt: skip
     torch.manual_seed(5)
-    built = build_model(config.model, src_vocab_size=len(pieces), tgt_vocab_size=len(pieces))
+    built = build_model(
+        config.model, src_vocab_size=len(vocabulary), tgt_vocab_size=len(vocabulary)
+    )
     write_bundle(
         corpus / "opus",
         config=config,

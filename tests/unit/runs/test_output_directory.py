@@ -81,7 +81,7 @@ CHANGEABLE = [
 
 
 def started(folder: Path, **train: object) -> OutputDirectory:
-    """Return a directory whose run was asked for the defaults, and resolved to other steps."""
+    """Return a directory whose run requested the defaults, and resolved to other steps."""
     directory = OutputDirectory(folder)
     directory.training.mkdir()
     directory.write(Config(), Config().replace(train={"steps": 77, **train}), [])

@@ -282,7 +282,7 @@ def test_a_run_that_fails_while_preparing_reports_it_in_its_status(corpus):
 def test_a_request_to_stop_is_heard_while_preparing(corpus, monkeypatch):
     def stop() -> None:
         raise StoppedError(
-            "preparing goes on unless it is asked to stop",
+            "preparation continues unless a stop is requested",
             found="SIGTERM",
             fix="run the same command again",
         )
@@ -695,7 +695,7 @@ def test_a_dry_run_asks_who_may_write(corpus, monkeypatch):
 
 
 @pytest.fixture
-def asked_to_stop(monkeypatch):
+def stop_requests(monkeypatch):
     """Send `times` stop requests at a step."""
 
     def ask(at: int, times: int = 1) -> None:
@@ -732,8 +732,8 @@ def asked_to_stop(monkeypatch):
         ),
     ],
 )
-def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at, times, words):
-    asked_to_stop(at, times)
+def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, stop_requests, at, times, words):
+    stop_requests(at, times)
     with pytest.raises(StoppedError) as caught:
         train(configured(corpus), corpus / "my model")
     assert str(caught.value).startswith(words)
@@ -745,8 +745,8 @@ def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, asked_to_stop, 
     )
 
 
-def test_a_resumed_run_has_only_the_rest_of_its_time_budget(corpus, asked_to_stop, monkeypatch):
-    asked_to_stop(3)
+def test_a_resumed_run_has_only_the_rest_of_its_time_budget(corpus, stop_requests, monkeypatch):
+    stop_requests(3)
     advance = TrainerState.advance
 
     def slow(self, update, *rest):
@@ -792,7 +792,7 @@ def test_fitted_run_is_as_long_as_announced(corpus):
 
     captured = CapturedNotes()
     train(override(None), corpus / "model", override=override, dry_run=True, progress=captured)
-    (said,) = [
+    (planned_epochs,) = [
         float(re.search(r"schedule: (\d+) epochs", note)[1])
         for note in captured.notes
         if "schedule:" in note
@@ -802,7 +802,7 @@ def test_fitted_run_is_as_long_as_announced(corpus):
         for note in captured.notes
         if note.startswith("training:")
     ]
-    assert trained == pytest.approx(said, rel=0.02)
+    assert trained == pytest.approx(planned_epochs, rel=0.02)
 
 
 def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):

@@ -80,13 +80,13 @@ def test_the_limit_is_four_fifths_of_what_failed_and_is_itself_run_whole() -> No
 
 
 def test_a_batch_that_fits_needs_no_fallback() -> None:
-    machine, asked = Machine(1), list[bool]()
+    machine, queries = Machine(1), list[bool]()
     found = BatchHalving().run(
         [1, 2],
         machine.run,
         padded_tokens=len,
         fallback=lambda rows: [0] * len(rows),
-        can_fall_back=lambda: bool(asked.append(True)),
+        can_fall_back=lambda: bool(queries.append(True)),
     )
     assert found == [1, 4]
-    assert asked == []
+    assert queries == []

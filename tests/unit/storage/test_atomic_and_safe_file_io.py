@@ -258,7 +258,7 @@ def test_is_process_alive() -> None:
 
 def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_permission_error(pid: int, signal: int) -> None:
-        assert signal == 0, "nobody is to be ended"
+        assert signal == 0, "no process is to be ended"
         raise PermissionError(pid)
 
     monkeypatch.setattr(os, "kill", raise_permission_error)
@@ -383,11 +383,11 @@ def test_an_output_directory_needs_a_directory_above_it(
     with pytest.raises(BundleError, match=f"found a broken link at {tmp_path}/broken"):
         disk_space_and_errors.require_new_directory(tmp_path / "broken" / "out")
     disk_space_and_errors.require_new_directory(tmp_path / "a" / "b" / "out")
-    asked = list[str]()
-    monkeypatch.setattr(os, "access", lambda path, mode: bool(asked.append(str(path))))
+    checked = list[str]()
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(checked.append(str(path))))
     with pytest.raises(PermissionDeniedError, match=f"Permission denied at {tmp_path}"):
         disk_space_and_errors.require_new_directory(tmp_path / "a" / "b" / "out")
-    assert asked == [str(tmp_path)]
+    assert checked == [str(tmp_path)]
     assert not (tmp_path / "a").exists()
 
 

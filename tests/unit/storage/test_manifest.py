@@ -34,8 +34,8 @@ def test_what_was_written_verifies(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.bin", "b.json", manifest.MANIFEST_NAME])
 def test_every_bit_matters(tmp_path, name):
-    place = make(tmp_path / "d")
-    path = place / name
+    listed_dir = make(tmp_path / "d")
+    path = listed_dir / name
     good = path.read_bytes()
     choose = random.Random(3)
     for _ in range(60):
@@ -44,10 +44,10 @@ def test_every_bit_matters(tmp_path, name):
         bad[bit // 8] ^= 1 << bit % 8
         path.write_bytes(bad)
         with pytest.raises((CorruptError, BundleError)) as caught:
-            manifest.verify_files(place)
+            manifest.verify_files(listed_dir)
         assert str(path) in str(caught.value)
     path.write_bytes(good)
-    manifest.verify_files(place)
+    manifest.verify_files(listed_dir)
 
 
 @pytest.mark.parametrize(
@@ -99,59 +99,59 @@ def test_every_bit_matters(tmp_path, name):
     ],
 )
 def test_damage_is_reported_with_the_file(tmp_path, damage, name, found):
-    place = make(tmp_path / "d")
-    damage(place)
+    listed_dir = make(tmp_path / "d")
+    damage(listed_dir)
     with pytest.raises(CorruptError) as caught:
-        manifest.verify_files(place)
-    assert str(place / name) in str(caught.value)
+        manifest.verify_files(listed_dir)
+    assert str(listed_dir / name) in str(caught.value)
     assert found in str(caught.value)
     assert caught.value.exit_code == 65
 
 
-def rewrite(place, change) -> None:
+def rewrite(listed_dir, change) -> None:
     """Change a manifest and recompute its own hash."""
-    content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())
+    content = json.loads((listed_dir / manifest.MANIFEST_NAME).read_bytes())
     change(content)
     content["manifest_sha256"] = manifest._self_hash(content)
-    (place / manifest.MANIFEST_NAME).write_bytes(manifest.canonical_json(content))
+    (listed_dir / manifest.MANIFEST_NAME).write_bytes(manifest.canonical_json(content))
 
 
 def test_another_format_is_rejected_not_called_damage(tmp_path):
-    place = make(tmp_path / "d")
-    rewrite(place, lambda content: content.update(format=2))
+    listed_dir = make(tmp_path / "d")
+    rewrite(listed_dir, lambda content: content.update(format=2))
     with pytest.raises(BundleError, match="format 2"):
-        manifest.verify_files(place)
+        manifest.verify_files(listed_dir)
 
 
 @pytest.mark.parametrize(
     "name", ["../outside", "/etc/passwd", "a//b", ".", "", "a\0b", "manifest.json"]
 )
 def test_no_name_leads_outside(tmp_path, name):
-    place = make(tmp_path / "d")
-    rewrite(place, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
+    listed_dir = make(tmp_path / "d")
+    rewrite(listed_dir, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
     with pytest.raises(CorruptError, match="an invalid list of files"):
-        manifest.verify_files(place)
+        manifest.verify_files(listed_dir)
 
 
 @pytest.mark.parametrize("innermost", [[], {}, [1], {"a": 1}])
 def test_values_are_nested_up_to_the_limit_and_no_deeper(tmp_path, innermost):
     """An empty list or object is a level like any other; the manifest itself is the first."""
-    place, value = make(tmp_path / "d"), innermost
+    listed_dir, value = make(tmp_path / "d"), innermost
     for _ in range(manifest._MAX_DEPTH - 2):
         value = [value]
-    rewrite(place, lambda content: content.update(extra=value))
-    manifest.verify_files(place)
-    rewrite(place, lambda content: content.update(extra=[value]))
+    rewrite(listed_dir, lambda content: content.update(extra=value))
+    manifest.verify_files(listed_dir)
+    rewrite(listed_dir, lambda content: content.update(extra=[value]))
     with pytest.raises(CorruptError, match="nested deeper than 32"):
-        manifest.verify_files(place)
+        manifest.verify_files(listed_dir)
 
 
 def test_the_right_values_in_another_form_are_damage(tmp_path):
-    place = make(tmp_path / "d")
-    content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())
-    (place / manifest.MANIFEST_NAME).write_text(json.dumps(content))
+    listed_dir = make(tmp_path / "d")
+    content = json.loads((listed_dir / manifest.MANIFEST_NAME).read_bytes())
+    (listed_dir / manifest.MANIFEST_NAME).write_text(json.dumps(content))
     with pytest.raises(CorruptError, match="another JSON form"):
-        manifest.verify_files(place)
+        manifest.verify_files(listed_dir)
 
 
 def test_nan_is_never_written():
@@ -160,19 +160,19 @@ def test_nan_is_never_written():
 
 
 def test_sizes_only_still_sees_a_truncation(tmp_path):
-    place = make(tmp_path / "d")
-    os.truncate(place / "b.json", 1)
+    listed_dir = make(tmp_path / "d")
+    os.truncate(listed_dir / "b.json", 1)
     with pytest.raises(CorruptError, match="1 bytes where"):
-        manifest.verify_files(place, sizes_only=True)
+        manifest.verify_files(listed_dir, sizes_only=True)
 
 
 def test_removing_takes_only_what_is_listed(tmp_path):
-    place = make(tmp_path / "d")
-    (place / "mine.txt").write_text("a person's")
-    content = manifest.read_manifest(place)
+    listed_dir = make(tmp_path / "d")
+    (listed_dir / "mine.txt").write_text("a user's file")
+    content = manifest.read_manifest(listed_dir)
     with pytest.raises(OSError, match="not empty"):
-        manifest.remove_listed_files(place, content)
-    assert os.listdir(place) == ["mine.txt"]
+        manifest.remove_listed_files(listed_dir, content)
+    assert os.listdir(listed_dir) == ["mine.txt"]
 
 
 def test_verify_directory_goes_through_a_model_and_its_run(tmp_path):
@@ -180,7 +180,7 @@ def test_verify_directory_goes_through_a_model_and_its_run(tmp_path):
     make(model / "training" / "step-00000001", ("weights.safetensors",))
     make(model / "training" / "keep" / "step-00000001", ("weights.safetensors",))
     make(model / "engines" / "ctranslate2", ("model.bin",))
-    (model / "notes.txt").write_text("a person's own")
+    (model / "notes.txt").write_text("a user's own file")
     checks = verify_directory(model)
     assert all(check.ok for check in checks)
     assert {
@@ -202,8 +202,8 @@ def test_verify_directory_finds_damage_of_a_kept_checkpoint(tmp_path):
     model = make(tmp_path / "model", ("weights.safetensors",))
     kept = make(model / "training" / "keep" / "step-00000001", ("weights.safetensors",))
     os.truncate(kept / "weights.safetensors", 1)
-    for place, prefix in ((model, "training/"), (model / "training", "")):
-        bad = [check.name for check in verify_directory(place) if not check.ok]
+    for listed_dir, prefix in ((model, "training/"), (model / "training", "")):
+        bad = [check.name for check in verify_directory(listed_dir) if not check.ok]
         assert bad == [f"{prefix}keep/step-00000001/weights.safetensors"]
 
 
@@ -219,22 +219,22 @@ def test_verify_directory_of_a_run_and_of_one_step(tmp_path):
 
 def test_verify_directory_lists_the_model_then_its_engines_then_its_steps_in_order(tmp_path):
     model = make(tmp_path / "model", ("weights.safetensors",))
-    places = [
+    cases = [
         "engines/a",
         "engines/b",
         "training/step-00000001",
         "training/step-00000002",
         "training/keep/step-00000001",
     ]
-    for place in reversed(places):
-        (model / place).parent.mkdir(parents=True, exist_ok=True)
-        make(model / place, ("weights.safetensors",))
+    for listed_dir in reversed(cases):
+        (model / listed_dir).parent.mkdir(parents=True, exist_ok=True)
+        make(model / listed_dir, ("weights.safetensors",))
     found = [
         check.name.rpartition("/")[0]
         for check in verify_directory(model)
         if check.name.endswith("weights.safetensors")
     ]
-    assert found == ["", *places]
+    assert found == ["", *cases]
 
 
 def test_verify_directory_of_a_model_that_lost_its_manifest(tmp_path):
@@ -251,10 +251,10 @@ def test_verify_directory_of_something_else(tmp_path):
 
 
 def test_a_removal_is_durable(tmp_path, monkeypatch):
-    place = make(tmp_path / "d")
+    listed_dir = make(tmp_path / "d")
     recorder = SyncRecorder(monkeypatch)
-    manifest.remove_listed_files(place, manifest.read_manifest(place))
-    assert not place.exists()
+    manifest.remove_listed_files(listed_dir, manifest.read_manifest(listed_dir))
+    assert not listed_dir.exists()
     assert recorder.synced(tmp_path) == [len(recorder.events) - 1]
 
 
@@ -269,19 +269,19 @@ def test_a_removal_is_durable(tmp_path, monkeypatch):
     ],
 )
 def test_a_record_of_another_form_is_damage(tmp_path, record):
-    place = make(tmp_path / "d")
-    rewrite(place, lambda content: content["files"].update({"c": record}))
+    listed_dir = make(tmp_path / "d")
+    rewrite(listed_dir, lambda content: content["files"].update({"c": record}))
     with pytest.raises(CorruptError, match="an invalid list of files"):
-        manifest.verify_files(place)
+        manifest.verify_files(listed_dir)
 
 
 def test_the_manifest_is_removed_last(tmp_path):
     """A directory whose removal was interrupted is damaged, and never one without a manifest."""
-    place = make(tmp_path / "d")
+    listed_dir = make(tmp_path / "d")
     fault_injection.arm_faults("prune.unlink:3:eio")
     try:
         with pytest.raises(OSError, match="injected"):
-            manifest.remove_listed_files(place, manifest.read_manifest(place))
+            manifest.remove_listed_files(listed_dir, manifest.read_manifest(listed_dir))
     finally:
         fault_injection.arm_faults("")
-    assert os.listdir(place) == [manifest.MANIFEST_NAME]
+    assert os.listdir(listed_dir) == [manifest.MANIFEST_NAME]

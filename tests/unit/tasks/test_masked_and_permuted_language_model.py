@@ -125,11 +125,11 @@ def test_rows_that_cross_documents_have_no_order() -> None:
     torch.manual_seed(0)
     model = task.build_model()
     loss = task.loss(model, crossing)
-    torch.testing.assert_close(loss.total, loss.nll)  # nothing is judged
+    torch.testing.assert_close(loss.total, loss.nll)  # no pair of segments is classified
 
 
 def test_segments_within_one_document_have_an_order() -> None:
-    """Documents of 16 and 8 tokens in turn, and segments of 8 from each place on."""
+    """Documents of alternately 16 and 8 tokens, and segments of 8 from each position."""
     documents, total = [0, 16, 24, 40, 48, 64], 72
     starts = np.arange(2 * total)  # the stream wraps around
     inside = []
@@ -141,9 +141,9 @@ def test_segments_within_one_document_have_an_order() -> None:
     assert found.tolist() == [not each for each in inside]
 
 
-@pytest.mark.parametrize(("words", "judged"), [(7, 4), (6, 1), (8, 2), (3, 0)])
+@pytest.mark.parametrize(("words", "segments"), [(7, 4), (6, 1), (8, 2), (3, 0)])
 def test_only_segments_within_one_document_are_judged(
-    words: int, judged: int, monkeypatch: pytest.MonkeyPatch
+    words: int, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four documents of `words` and an EOS token, in segments of 8 tokens."""
     task = masked_task("order", ["a b c d e f g h"], segment=8)
@@ -161,8 +161,8 @@ def test_only_segments_within_one_document_are_judged(
 
     monkeypatch.setattr(task, "_count_right", count_right)
     metrics = evaluate_store(task, task.build_model(), store)
-    assert sum(seen) == judged
-    assert metrics.get("order_accuracy") == (0.5 if judged else None)
+    assert sum(seen) == segments
+    assert metrics.get("order_accuracy") == (0.5 if segments else None)
 
 
 def test_the_loss_is_the_mean_over_masked_tokens_and_rows() -> None:

@@ -41,13 +41,15 @@ def test_the_loss_is_its_definition(smoothing) -> None:
     log_probs = model(batch.src, batch.tgt_in, batch.src_mask, batch.tgt_mask).log_softmax(-1)
     total = nll = count = 0.0
     for row in range(12):
-        for place in range(int(batch.tgt_lengths[row])):
-            target = int(batch.tgt_out[row, place])
+        for position in range(int(batch.tgt_lengths[row])):
+            target = int(batch.tgt_out[row, position])
             others = smoothing / (VOCABULARY - 1)
             wanted = [others] * VOCABULARY
             wanted[target] = 1 - smoothing
-            total -= sum(w * p for w, p in zip(wanted, log_probs[row, place].tolist(), strict=True))
-            nll -= log_probs[row, place, target].item()
+            total -= sum(
+                w * p for w, p in zip(wanted, log_probs[row, position].tolist(), strict=True)
+            )
+            nll -= log_probs[row, position, target].item()
             count += 1
     assert int(found.count) == count
     assert found.nll.item() == pytest.approx(nll, rel=1e-5)
@@ -137,8 +139,10 @@ def test_a_sample_is_translated_and_scored() -> None:
 
 def test_the_exact_fraction_counts_whole_sentences() -> None:
     sample = ValidationSample(["a", "b", "c", "d"], ["A b", "B", "x", ""])
-    said = ["A  b ", "B", "X", ""]  # spaces do not matter, letters do
-    check = validation(sample=sample, translate=lambda model, texts: said, score=lambda *_: 0.0)
+    hypotheses = ["A  b ", "B", "X", ""]  # spaces do not matter, letters do
+    check = validation(
+        sample=sample, translate=lambda model, texts: hypotheses, score=lambda *_: 0.0
+    )
     assert check(tiny_model().eval())["exact"] == 0.75
 
 

@@ -174,7 +174,7 @@ def test_the_draws_follow_the_papers_algorithm(
         monkeypatch.setattr(merges_module, "_MAX_CACHED_WORD_LENGTH", 0)
     merges = BPEDropoutEncoder(SCORES, WORDS, None)
     draw = CounterRNG(11)
-    names = {number: piece for piece, number in WORDS.items()}
+    names = {number: token for token, number in WORDS.items()}
     times = 20_000
     seen = collections.Counter(
         tuple(names[i] for i in merges.encode("abcab", dropout, draw)) for _ in range(times)

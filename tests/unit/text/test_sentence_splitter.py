@@ -89,16 +89,18 @@ def test_cutting_into_sentences_loses_nothing(text: str) -> None:
         alphabet=st.one_of(st.sampled_from(" .!?。，,;:\n\"'aAbB1。！؟।—\u0301"), st.characters()),
         max_size=80,
     ),
-    room=st.integers(1, 20),
+    limit=st.integers(1, 20),
 )
-def test_parts_fit_and_lose_nothing(text: str, room: int) -> None:
+def test_parts_fit_and_lose_nothing(text: str, limit: int) -> None:
     """No line is cut off (marian-dev#365, huggingface/transformers#11958, rust-bert#153)."""
-    split = split_long_text(text, lambda part: len(part) <= room)
+    split = split_long_text(text, lambda part: len(part) <= limit)
     assert joined(split) == text
     assert all(not gap.strip() for gap in split.gaps)
     # What stays too long is one character with its accents.
     for part in split.texts:
-        assert len(part) <= room or len(split_long_text(part, lambda one: len(one) <= 1).texts) == 1
+        assert (
+            len(part) <= limit or len(split_long_text(part, lambda one: len(one) <= 1).texts) == 1
+        )
 
 
 def test_what_fits_stays_whole() -> None:
@@ -108,8 +110,8 @@ def test_what_fits_stays_whole() -> None:
 
 
 def test_sentences_come_before_clauses_before_spaces_before_letters() -> None:
-    def within(room: int):
-        return lambda part: len(part) <= room
+    def within(limit: int):
+        return lambda part: len(part) <= limit
 
     text = "The dog, the cat and the bird ran. They were gone."
     assert split_long_text(text, within(36)).texts == [
@@ -150,7 +152,7 @@ def test_a_character_that_never_fits_is_kept() -> None:
 
 
 def test_a_very_long_line_needs_few_calls() -> None:
-    """Whether a part fits costs an encoding, so it is asked seldom."""
+    """Checking whether a part fits takes an encoding, so there must be few checks."""
     asked = 0
 
     def fits(part: str) -> bool:

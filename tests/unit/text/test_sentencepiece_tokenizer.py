@@ -116,9 +116,9 @@ def test_special_tokens_have_fixed_ids_and_no_text(tokenizer: Tokenizer) -> None
 
 def test_tokens_of_ids(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Ein 中")
-    pieces = tokenizer.tokens(ids)
-    assert pieces[-3:] == ["<0xE4>", "<0xB8>", "<0xAD>"]
-    assert "".join(pieces[:-3]).replace("\u2581", " ") == " Ein "
+    subwords = tokenizer.tokens(ids)
+    assert subwords[-3:] == ["<0xE4>", "<0xB8>", "<0xAD>"]
+    assert "".join(subwords[:-3]).replace("\u2581", " ") == " Ein "
 
 
 def test_without_byte_fallback_the_unseen_is_unknown() -> None:

@@ -84,23 +84,23 @@ def test_ranks_get_every_row_once(ranks: int, gradient_accumulation: int) -> Non
 
     With fewer micro-batches than ranks, rows are split over ranks.
     """
-    shares = [
+    rank_steps = [
         take(make_feed(rank=rank, ranks=ranks, gradient_accumulation=gradient_accumulation), 6)
         for rank in range(ranks)
     ]
     for whole, *parts in zip(
-        take(make_feed(gradient_accumulation=gradient_accumulation), 6), *shares, strict=True
+        take(make_feed(gradient_accumulation=gradient_accumulation), 6), *rank_steps, strict=True
     ):
         expected = sorted(int(example) for examples in whole.examples for example in examples)
         got = sorted(
             int(example)
             for part in parts
-            for piece in part.micro_batches
-            for example in piece.batch.examples
+            for each in part.micro_batches
+            for example in each.batch.examples
         )
         assert got == expected
         slots = [
-            (piece.micro_index, piece.split_index) for part in parts for piece in part.micro_batches
+            (each.micro_index, each.split_index) for part in parts for each in part.micro_batches
         ]
         assert len(set(slots)) == len(slots)
         assert all(
@@ -111,14 +111,14 @@ def test_ranks_get_every_row_once(ranks: int, gradient_accumulation: int) -> Non
 
 
 def test_more_ranks_than_rows_leave_some_without_work() -> None:
-    shares = [
+    rank_steps = [
         take(make_feed(rank=rank, ranks=64, gradient_accumulation=1), 1)[0] for rank in range(64)
     ]
-    assert any(not share.micro_batches for share in shares)
-    assert all(len(piece.batch) == 1 for share in shares for piece in share.micro_batches)
-    assert sum(len(piece.batch) for share in shares for piece in share.micro_batches) == len(
-        shares[0].examples[0]
-    )
+    assert any(not rank_step.micro_batches for rank_step in rank_steps)
+    assert all(len(each.batch) == 1 for rank_step in rank_steps for each in rank_step.micro_batches)
+    assert sum(
+        len(each.batch) for rank_step in rank_steps for each in rank_step.micro_batches
+    ) == len(rank_steps[0].examples[0])
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

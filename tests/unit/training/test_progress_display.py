@@ -1,4 +1,4 @@
-"""What a person sees while training runs; time is given, never measured."""
+"""The progress display of training, with a fake clock."""
 
 from __future__ import annotations
 

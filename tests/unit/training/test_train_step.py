@@ -51,7 +51,7 @@ def make_global_batch(groups: list[list[int]], number: int = 1) -> GlobalBatch:
         )
         for ids in groups
     ]
-    micro_batches = [MicroBatch(place, 0, batch) for place, batch in enumerate(batches)]
+    micro_batches = [MicroBatch(index, 0, batch) for index, batch in enumerate(batches)]
     return GlobalBatch(number, micro_batches, [batch.examples for batch in batches], Cursor(0, 1))
 
 

@@ -401,17 +401,17 @@ def test_signal_handlers_are_restored_at_an_interval(tmp_path, monkeypatch) -> N
 
 
 def test_only_the_last_checkpoint_must_be_saved(tmp_path, monkeypatch) -> None:
-    """A checkpoint that the disk refuses is no best one either; training goes on."""
+    """A checkpoint that cannot be written does not become the best one; training continues."""
     tolerated = {}
     save = Checkpointer.save_checkpoint
 
-    def refuse(self, step, *arguments, tolerate_disk_errors, **options):
+    def fail_to_save(self, step, *arguments, tolerate_disk_errors, **options):
         tolerated[step] = tolerate_disk_errors
         return step != 2 and save(
             self, step, *arguments, tolerate_disk_errors=tolerate_disk_errors, **options
         )
 
-    monkeypatch.setattr(Checkpointer, "save_checkpoint", refuse)
+    monkeypatch.setattr(Checkpointer, "save_checkpoint", fail_to_save)
     losses = iter([1.0, 2.0, 3.0])
     _, result = train(
         tmp_path,

@@ -180,8 +180,8 @@ def test_pruned_trials_are_those_worse_than_the_median(run: Run) -> None:
 def test_an_interrupted_study_samples_the_same_as_one_in_one_run(run: Run) -> None:
     whole = run(9)
     for trials in (1, 7, 9):
-        pieces = run(trials, out="pieces")
-        assert points(pieces) == points(whole)[:trials]
+        resumed = run(trials, out="pieces")
+        assert points(resumed) == points(whole)[:trials]
     assert points(run(9, out="pieces")) == points(whole)
 
 
@@ -268,7 +268,7 @@ def test_a_trial_that_was_stopped_has_its_crashes_still(run: Run, crashes: int, 
     ("error", "reason"),
     [
         (DivergedError("gradients must stay finite", found="NaN", fix="lower it"), "NaN"),
-        (MemoryError("no room"), "out of memory"),
+        (MemoryError("no space"), "out of memory"),
         (RuntimeError("DefaultCPUAllocator: not enough memory"), "out of memory"),
         (ConfigError(["a must be b; found c; do d"]), "a must be b; found c; do d"),
     ],

@@ -1,4 +1,4 @@
-"""The journal of a study: what its events say about crashes and time of each trial."""
+"""The journal of a study: crashes and durations of trials, from its events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = {
 
 
 def read_trials(tmp_path: Path, *events: dict[str, Any]) -> list[TrialRecord]:
-    """Return the trials of events of trial 0, one second apart unless they say otherwise."""
+    """Return the trials of events of trial 0, one second apart unless they have a time."""
     numbered = [{"trial": 0, "seconds": at, **event} for at, event in enumerate(events)]
     return TrialJournal(tmp_path).trials(numbered, [])
 

@@ -78,10 +78,10 @@ def test_position_table_adds_what_the_model_adds(settings: dict[str, object]) ->
     ).eval()
     tokens = torch.tensor([5, 9, 19, 5])
     with torch.inference_mode():
-        for place in (0, 7):
+        for position in (0, 7):
             expected = model.tgt_input(
-                model._embedding("tgt")(tokens[:, None]), first=place
+                model._embedding("tgt")(tokens[:, None]), first=position
             ).squeeze(1)
             embedded = model._embedding("tgt")(tokens)
-            added = CachedPositionVectors(model.tgt_input.positions).vectors(place, 1)
+            added = CachedPositionVectors(model.tgt_input.positions).vectors(position, 1)
             assert torch.equal(embedded if added is None else embedded + added, expected)

@@ -369,13 +369,13 @@ def test_without_a_compiler_the_result_is_the_same_and_that_is_reported(
         native = NativeEngine(lambda: model)
         found = [[each[0].tokens for each in native.generate(request())] for _ in range(2)]
     assert found == [expected, expected]
-    told = [each.message for each in caplog.records if "PyTorch's operations" in each.message]
-    assert len(told) == 1
-    said = {
+    messages = [each.message for each in caplog.records if "PyTorch's operations" in each.message]
+    assert len(messages) == 1
+    expected_message = {
         "": "found no C++ compiler",
         "not-a-compiler": "the compiler not-a-compiler was not found",
     }
-    assert said.get(compiler, "sorry: cannot do that") in told[0]
+    assert expected_message.get(compiler, "sorry: cannot do that") in messages[0]
 
 
 @needs_kernels

@@ -89,8 +89,8 @@ def favourites(model: EncoderDecoder) -> list[int]:
         first = largest_of_all(
             form.step(torch.full((27,), BOS), begun(form, 27))[0], may_end=False
         ).ids
-    pieces, counts = first.unique(return_counts=True)
-    return pieces[counts.argsort(descending=True, stable=True)].tolist()
+    distinct, counts = first.unique(return_counts=True)
+    return distinct[counts.argsort(descending=True, stable=True)].tolist()
 
 
 def first_taken(form: CppTransformer) -> set[int]:
@@ -487,8 +487,8 @@ def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("piece", [-1, VOCABULARY])
-def test_an_unknown_token_is_an_error(piece: int) -> None:
+@pytest.mark.parametrize("token_id", [-1, VOCABULARY])
+def test_an_unknown_token_is_an_error(token_id: int) -> None:
     form = compiled(make())
     with torch.inference_mode(), pytest.raises(IndexError, match=f"vocabulary size, {VOCABULARY}"):
-        form.step(torch.tensor([4, piece]), begun(form, 2))
+        form.step(torch.tensor([4, token_id]), begun(form, 2))

@@ -101,17 +101,19 @@ def test_counts_equal_a_plain_loop(at_once: int, monkeypatch: pytest.MonkeyPatch
         left.update(set(src))
         right.update(set(tgt))
         both.update(itertools.product(set(src), set(tgt)))
-    frequent = sorted(right, key=lambda piece: (-right[piece], piece))[:3]
+    frequent = sorted(right, key=lambda src_token: (-right[src_token], src_token))[:3]
     assert found.common_tokens.tolist() == sorted({*frequent, *range(len(SPECIAL_TOKENS))})
-    for piece in range(30):
+    for src_token in range(30):
         ties = {
-            tgt: 2 * both[piece, tgt] / (left[piece] + right[tgt])
+            tgt: 2 * both[src_token, tgt] / (left[src_token] + right[tgt])
             for tgt in range(VOCABULARY)
-            if both[piece, tgt]
+            if both[src_token, tgt]
         }
         best = sorted(ties, key=lambda tgt: (-ties[tgt], tgt))[:4]
         assert (
-            found.token_lists[found.list_starts[piece] : found.list_starts[piece + 1]].tolist()
+            found.token_lists[
+                found.list_starts[src_token] : found.list_starts[src_token + 1]
+            ].tolist()
             == best
         )
     assert found.allowed_tokens([5, 6, 5]).tolist() == sorted(
@@ -119,13 +121,15 @@ def test_counts_equal_a_plain_loop(at_once: int, monkeypatch: pytest.MonkeyPatch
     )
 
 
-def _list(found: Shortlist, piece: int) -> list[int]:
-    return found.token_lists[found.list_starts[piece] : found.list_starts[piece + 1]].tolist()
+def _list(found: Shortlist, src_token: int) -> list[int]:
+    return found.token_lists[
+        found.list_starts[src_token] : found.list_starts[src_token + 1]
+    ].tolist()
 
 
 def test_a_shared_vocabulary_lists_each_token_for_itself() -> None:
     found = counted(shared_vocab=True)
-    assert all(piece in _list(found, piece) for piece in range(30))
+    assert all(src_token in _list(found, src_token) for src_token in range(30))
     assert EOS in found.allowed_tokens([])
 
 
@@ -266,10 +270,10 @@ def test_a_required_word_need_not_be_listed(strategy: Any) -> None:
         compiled = CompiledConstraints([Require([str(words[token])])], TokenCharacters(words))
         constraints.append(compiled.bind(""))
         required.append(token)
-    asked = request(strategy=strategy, constraints=constraints)
-    found = NativeEngine(lambda: model, shortlist=short).generate(asked)
+    search = request(strategy=strategy, constraints=constraints)
+    found = NativeEngine(lambda: model, shortlist=short).generate(search)
     assert all(token in row[0].tokens for token, row in zip(required, found, strict=True))
-    assert found == NativeEngine(lambda: model).generate(asked)
+    assert found == NativeEngine(lambda: model).generate(search)
 
 
 def test_model_without_shortlist_support_warns_once(caplog: pytest.LogCaptureFixture) -> None:

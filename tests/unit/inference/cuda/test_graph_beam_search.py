@@ -88,15 +88,15 @@ def request(rows: list[list[int]], strategy: Any = None, **more: Any) -> SearchR
     return SearchRequest(**{**given, **more})
 
 
-def plainly(model: EncoderDecoder, asked: SearchRequest) -> list[list[Hypothesis]]:
+def plainly(model: EncoderDecoder, query: SearchRequest) -> list[list[Hypothesis]]:
     with torch.inference_mode():
-        memory = model.encode(*pad_sources(asked.sources, model.output_weight.device))
+        memory = model.encode(*pad_sources(query.sources, model.output_weight.device))
     return search(
         model,
         memory,
-        limits=torch.tensor(asked.limits),
-        strategy=asked.strategy,
-        min_length=asked.min_length,
+        limits=torch.tensor(query.limits),
+        strategy=query.strategy,
+        min_length=query.min_length,
     )
 
 
@@ -106,13 +106,13 @@ def again(action: Callable[[], None]) -> Callable[[], None]:
 
 
 @torch.inference_mode()
-def run(beam: GraphBeamSearch, asked: SearchRequest) -> list[list[Hypothesis]]:
+def run(beam: GraphBeamSearch, query: SearchRequest) -> list[list[Hypothesis]]:
     size, nbest = (
         (1, 1)
-        if isinstance(asked.strategy, GreedySearch)
-        else (asked.strategy.size, asked.strategy.nbest)
+        if isinstance(query.strategy, GreedySearch)
+        else (query.strategy.size, query.strategy.nbest)
     )  # type: ignore[attr-defined]
-    return beam.run(asked, size=size, nbest=nbest, penalty=asked.strategy.penalty)  # type: ignore[attr-defined]
+    return beam.run(query, size=size, nbest=nbest, penalty=query.strategy.penalty)  # type: ignore[attr-defined]
 
 
 def same(
@@ -156,12 +156,12 @@ def test_graph_search_equals_the_model(wiring: str, strategy: Any) -> None:
     """
     model = make(end=1.0, **WIRINGS[wiring])
     assert cuda_unsupported_reason(model) == ""
-    asked = request(sources(13), strategy, min_length=17)
+    query = request(sources(13), strategy, min_length=17)
     beam = GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again)
-    expected = plainly(model, asked)
+    expected = plainly(model, query)
     assert max(len(row[0].tokens) for row in expected) > 16, "some outputs must be long"
     for _ in range(2):  # the second time by replay
-        same(run(beam, asked), expected)
+        same(run(beam, query), expected)
     assert beam.num_graphs
 
 
@@ -170,7 +170,7 @@ def test_done_sentences_are_dropped_and_the_others_continue(
 ) -> None:
     model = make(end=3.0)
     rows = sources(60)
-    asked = request(rows, limits=[30 if at % 9 == 0 else 3 for at in range(60)])
+    query = request(rows, limits=[30 if at % 9 == 0 else 3 for at in range(60)])
     seen: list[int] = []
     taken = GraphBeamSearch._step
 
@@ -180,8 +180,11 @@ def test_done_sentences_are_dropped_and_the_others_continue(
 
     monkeypatch.setattr(GraphBeamSearch, "_step", watched)
     same(
-        run(GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again), asked),
-        plainly(model, asked),
+        run(
+            GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again),
+            query,
+        ),
+        plainly(model, query),
     )
     assert seen[0] == 64
     assert seen[-1] == 8
@@ -195,8 +198,8 @@ def test_no_state_is_left_between_batches() -> None:
         request(sources(count, seed), BeamSearch(size))
         for seed, (count, size) in enumerate([(9, 4), (40, 2), (3, 4), (9, 4), (17, 1)])
     ]
-    for asked in [*batches, *batches]:
-        same(run(beam, asked), plainly(model, asked))
+    for query in [*batches, *batches]:
+        same(run(beam, query), plainly(model, query))
 
 
 def test_captured_graphs_use_fixed_addresses() -> None:
@@ -252,7 +255,7 @@ def test_pool_memory_is_not_used_after_the_last_graph(
             self.used = False
 
         def __call__(self, action: Callable[[], None]) -> Callable[[], None]:
-            assert len(self.given) or not self.used, "nobody holds this pool"
+            assert len(self.given) or not self.used, "nothing holds this pool"
 
             def replay() -> None:
                 action()
@@ -266,25 +269,25 @@ def test_pool_memory_is_not_used_after_the_last_graph(
     model = make(end=1.0)
     beam = GraphBeamSearch(CudaTransformer(model, torch.float32))
     for seed, size in ((0, 4), (1, 4), (1, 2), (0, 4), (2, 3)):
-        asked = request(sources(9 + 20 * seed, seed), BeamSearch(size))
-        same(run(beam, asked), plainly(model, asked))
+        query = request(sources(9 + 20 * seed, seed), BeamSearch(size))
+        same(run(beam, query), plainly(model, query))
     assert beam.num_graphs
 
 
 def test_min_length_forbids_eos() -> None:
     model = make(end=9.0)
-    asked = request(sources(5), BeamSearch(3), min_length=2)
-    found = run(GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again), asked)
-    same(found, plainly(model, asked))
+    query = request(sources(5), BeamSearch(3), min_length=2)
+    found = run(GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=again), query)
+    same(found, plainly(model, query))
     assert min(len(row[0].tokens) for row in found) >= 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_finds_nearly_the_same(dtype: torch.dtype) -> None:
     model = make(end=1.0)
-    asked = request(sources(40), GreedySearch())
-    found = run(GraphBeamSearch(CudaTransformer(model, dtype), graph_capturer=again), asked)
-    expected = plainly(model, asked)
+    query = request(sources(40), GreedySearch())
+    found = run(GraphBeamSearch(CudaTransformer(model, dtype), graph_capturer=again), query)
+    expected = plainly(model, query)
     first = [
         abs(one[0].log_probs[0] - two[0].log_probs[0])
         for one, two in zip(found, expected, strict=True)
@@ -303,15 +306,16 @@ def test_a_batch_of_one_and_of_many_agree() -> None:
 
 def test_weights_kept_in_half_precision_search_too() -> None:
     model = make(end=1.0)
-    asked = request(sources(7))
+    query = request(sources(7))
     whole = run(
-        GraphBeamSearch(CudaTransformer(model, torch.bfloat16), graph_capturer=again), asked
+        GraphBeamSearch(CudaTransformer(model, torch.bfloat16), graph_capturer=again),
+        query,
     )
     half = run(
         GraphBeamSearch(
             CudaTransformer(make(end=1.0).bfloat16(), torch.bfloat16), graph_capturer=again
         ),
-        asked,
+        query,
     )
     assert [row[0].log_probs[0] for row in half] == pytest.approx(
         [row[0].log_probs[0] for row in whole], abs=0.1
@@ -324,11 +328,11 @@ def test_failed_capture_is_reported_once_and_runs_eagerly(
     def failing_capturer(action: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
-    model, asked = make(end=1.0), request(sources(9))
+    model, query = make(end=1.0), request(sources(9))
     beam = GraphBeamSearch(CudaTransformer(model, torch.float32), graph_capturer=failing_capturer)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            same(run(beam, asked), plainly(model, asked))
+            same(run(beam, query), plainly(model, query))
     assert caplog.text.count("kernel by kernel") == 1
     assert "not permitted when stream" in caplog.text
     assert beam.num_graphs == 0
@@ -356,10 +360,13 @@ def test_lengths_are_counted_in_steps(length: int, expected: int) -> None:
 
 
 def on_device(
-    model: EncoderDecoder, precision: str, asked: SearchRequest, form: CudaBackend | None = None
+    model: EncoderDecoder,
+    precision: str,
+    query: SearchRequest,
+    form: CudaBackend | None = None,
 ) -> list[list[Hypothesis]] | None:
     with torch.inference_mode():
-        return (form or CudaBackend(precision)).generate(model, 1, asked)
+        return (form or CudaBackend(precision)).generate(model, 1, query)
 
 
 def test_model_that_overflows_half_precision_falls_back_to_float32(
@@ -370,37 +377,37 @@ def test_model_that_overflows_half_precision_falls_back_to_float32(
         block: Any
         for _, block in model.decoder.blocks():
             block.ffn.inner.weight.mul_(1e7)
-    asked, form = request(sources(4)), CudaBackend(FLOAT16)
+    query, form = request(sources(4)), CudaBackend(FLOAT16)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = on_device(model, FLOAT16, asked, form)
+            found = on_device(model, FLOAT16, query, form)
             assert found is not None
-            same(found, plainly(model, asked), within=1e-2)
+            same(found, plainly(model, query), within=1e-2)
     assert caplog.text.count("float16 overflows") == 1
 
 
 @pytest.mark.parametrize("factor", [float("nan"), 1e30])
 @pytest.mark.parametrize("precision", [FLOAT32, FLOAT16])
 def test_nonfinite_float32_outputs_fall_back_to_the_model(factor: float, precision: str) -> None:
-    model, asked = make(), request(sources(2))
+    model, query = make(), request(sources(2))
     with torch.no_grad():
         for part in ("inner", "outer"):
             model.get_parameter(f"decoder.0.ffn.{part}.weight").mul_(factor)
-    assert on_device(model, precision, asked) is None
+    assert on_device(model, precision, query) is None
     with pytest.raises(DivergedError, match="NaN at output position 1"):
-        plainly(model, asked)
+        plainly(model, query)
 
 
 def test_weights_past_half_precision_are_kept_in_float32(caplog: pytest.LogCaptureFixture) -> None:
-    model, asked = make(), request(sources(3))
+    model, query = make(), request(sources(3))
     with torch.no_grad():
         model.get_parameter("decoder.0.ffn.inner.bias")[
             1
         ] = -7e4  # a unit that is off; as float16 it would be infinite
     with caplog.at_level(logging.WARNING):
-        found = on_device(model, FLOAT16, asked)
+        found = on_device(model, FLOAT16, query)
     assert found is not None
-    same(found, plainly(model, asked))
+    same(found, plainly(model, query))
     assert "float16 overflows for this model" in caplog.text
 
 
@@ -411,10 +418,10 @@ def test_failing_packed_form_is_reported_once_and_falls_back_to_the_model(
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(CudaTransformer, "step", fail)
-    form, asked = CudaBackend(FLOAT32), request(sources(3))
+    form, query = CudaBackend(FLOAT32), request(sources(3))
     with caplog.at_level(logging.WARNING):
-        assert on_device(make(), FLOAT32, asked, form) is None
-        assert on_device(make(), FLOAT32, asked, form) is None
+        assert on_device(make(), FLOAT32, query, form) is None
+        assert on_device(make(), FLOAT32, query, form) is None
     assert caplog.text.count("no kernel image is available") == 1
 
 
@@ -422,12 +429,12 @@ def test_out_of_memory_is_raised_to_the_caller(monkeypatch: pytest.MonkeyPatch) 
     def fill(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    form, asked = CudaBackend(FLOAT32), request(sources(3))
+    form, query = CudaBackend(FLOAT32), request(sources(3))
     with monkeypatch.context() as patch:
         patch.setattr(CudaTransformer, "step", fill)
         with pytest.raises(torch.OutOfMemoryError):
-            on_device(make(), FLOAT32, asked, form)
-    found = on_device(make(), FLOAT32, asked, form)
+            on_device(make(), FLOAT32, query, form)
+    found = on_device(make(), FLOAT32, query, form)
     assert found is not None
 
 
@@ -444,15 +451,15 @@ def test_unsupported_models_fall_back_to_the_model(caplog: pytest.LogCaptureFixt
 
 
 def test_weights_that_change_are_packed_again() -> None:
-    model, asked, form = make(end=1.0), request(sources(3)), CudaBackend(FLOAT32)
+    model, query, form = make(end=1.0), request(sources(3)), CudaBackend(FLOAT32)
     with torch.inference_mode():
-        first = form.generate(model, 1, asked)
+        first = form.generate(model, 1, query)
         other = make(seed=9, end=1.0)
-        second = form.generate(other, 2, asked)
+        second = form.generate(other, 2, query)
     assert first is not None
     assert second is not None
-    same(first, plainly(model, asked))
-    same(second, plainly(other, asked))
+    same(first, plainly(model, query))
+    same(second, plainly(other, query))
 
 
 @pytest.mark.parametrize(
@@ -481,11 +488,11 @@ def test_half_precision_on_a_cpu_becomes_float32(caplog: pytest.LogCaptureFixtur
 def test_on_a_gpu_replayed_steps_equal_plain_ones(wiring: str) -> None:
     torch.set_float32_matmul_precision("highest")
     model = make(end=1.0, device="cuda", **WIRINGS[wiring])
-    asked = request(sources(40))
+    query = request(sources(40))
     engine = NativeEngine(lambda: model)
-    expected = plainly(model, asked)
+    expected = plainly(model, query)
     for _ in range(3):
-        found = engine.generate(asked)
+        found = engine.generate(query)
         same(found, expected, within=1e-3)
     assert engine._cuda._search is not None
     assert engine._cuda._search.num_graphs
@@ -495,10 +502,10 @@ def test_on_a_gpu_replayed_steps_equal_plain_ones(wiring: str) -> None:
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_on_a_gpu_half_precision_finds_nearly_the_same(precision: str) -> None:
     model = make(end=1.0, device="cuda", vocabulary=4096)
-    asked = request(sources(200), GreedySearch())
+    query = request(sources(200), GreedySearch())
     engine = NativeEngine(lambda: model, precision=precision)
-    engine.generate(asked)
-    found, expected = engine.generate(asked), plainly(model, asked)
+    engine.generate(query)
+    found, expected = engine.generate(query), plainly(model, query)
     assert (
         sum(
             one[0].tokens[:1] == two[0].tokens[:1] for one, two in zip(found, expected, strict=True)

@@ -255,7 +255,7 @@ def until(true) -> None:
         if true():
             return
         time.sleep(0.01)
-    pytest.fail("it never came")
+    pytest.fail("it was never reported")
 
 
 def test_rank_without_heartbeat_is_lost_for_all_ranks(store, monkeypatch) -> None:
@@ -265,10 +265,10 @@ def test_rank_without_heartbeat_is_lost_for_all_ranks(store, monkeypatch) -> Non
     store.set(
         "beat/2", json.dumps({"count": 7, "activity": "summing", "seconds": 1.0})
     )  # and no more from it
-    first, told = watch(store, 0)
+    first, messages = watch(store, 0)
     second, also = watch(store, 1)
-    until(lambda: told and also)
-    assert told == also == ["no heartbeat of rank 2 for 0 s during summing"]
+    until(lambda: messages and also)
+    assert messages == also == ["no heartbeat of rank 2 for 0 s during summing"]
     first.stop()
     second.stop()
 
@@ -296,11 +296,11 @@ def test_process_blocked_in_a_collective_exits(worlds, monkeypatch, caplog) -> N
     monkeypatch.setattr(process_group, "EXIT_GRACE_SECONDS", 0.05)
     monkeypatch.setattr("os._exit", left.append)
     world = worlds(1)
-    told: list[str] = []
-    world.on_rank_lost = told.append
+    messages: list[str] = []
+    world.on_rank_lost = messages.append
     world._exit_process("no heartbeat of rank 0 for 20 s during summing")
     assert left == [StoppedError.exit_code]
-    assert "found on rank 1: no heartbeat of rank 0 for 20 s during summing" in told[0]
+    assert "found on rank 1: no heartbeat of rank 0 for 20 s during summing" in messages[0]
     assert "no heartbeat of rank 0" in caplog.text
     world._exiting.set()
     world._exit_process("again")
