@@ -27,7 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bench.decode_cpu")
 
 
-def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
+def test_batches_contain_every_sentence_once_by_length(bench: Any) -> None:
     from bench import workload
 
     drawn = workload.sentences(50, 500)
@@ -271,7 +271,7 @@ def test_a_toolkit_that_cannot_be_installed_is_left_out(
     assert "native float32         20.0" in messages.out
 
 
-def test_toolkits_take_part_when_all_peers_are_asked_for(
+def test_toolkits_are_included_in_all_peers(
     bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     some = bench.select_systems(argparse.Namespace(peers="some", only=None))

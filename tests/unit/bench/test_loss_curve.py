@@ -63,7 +63,7 @@ def parse_arguments(timing: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -
 # The arithmetic
 
 
-def test_windows_hold_means_spreads_and_errors(curves: Any) -> None:
+def test_windows_have_means_spreads_and_errors(curves: Any) -> None:
     """Computed by hand, for runs whose loss is constant in each tenth."""
     plain = [[mean] * 5 + [0.0] * 45 for mean in (1.0, 2.0, 3.0)]
     ours = [[mean] * 5 + [1.0] * 45 for mean in (3.0, 5.0, 7.0)]
@@ -101,7 +101,7 @@ def test_the_mean_is_over_the_window_before_the_spread_is_over_runs(curves: Any)
 
 
 @pytest.mark.parametrize(("updates", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (500, {50})])
-def test_windows_hold_every_step_once(curves: Any, updates: int, sizes: set[int]) -> None:
+def test_windows_contain_every_step_once(curves: Any, updates: int, sizes: set[int]) -> None:
     curve = [float(update) for update in range(1, updates + 1)]
     windows = curves.compare([curve, curve], [curve, curve])
     assert len(windows) == min(updates, 10)
