@@ -136,7 +136,7 @@ def test_outputs_of_another_length_are_not_timed(bench: Any) -> None:
 WORKERS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from bench.core_layouts import ProcessPerCore, SingleProcess
+from bench.core_layouts import ProcessPerCore, OneProcess
 def load():
     def translate(batch, length):
         with open(sys.argv[2], "a") as file:
@@ -145,7 +145,7 @@ def load():
             raise ValueError("unlucky")
         return [[1] * length for _ in batch]
     return translate
-for kind in (ProcessPerCore, SingleProcess):
+for kind in (ProcessPerCore, OneProcess):
     layouts = kind(load, 2)
     layouts([[[5, 6]]] * 6)
     assert layouts.peak_mib() > 1
