@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.core_layouts import CoreLayout, OwnThreading, ProcessPerCore, SingleProcess
+from bench.core_layouts import CoreLayout, OneProcess, OwnThreading, ProcessPerCore
 from bench.workload import SHAPES, VOCABULARIES, TranslateBatch, batch_by_length, layers, sentences
 
 BATCHES = (16, 32, 64, 128)  # batch sizes tried, in hypotheses
@@ -50,7 +50,7 @@ def core_layouts(
             )
         ]
     load = peer_loader(program, size, precision, beam, folder)
-    threads: Callable[[], CoreLayout] = functools.partial(SingleProcess, load, cores)
+    threads: Callable[[], CoreLayout] = functools.partial(OneProcess, load, cores)
     processes: Callable[[], CoreLayout] = functools.partial(ProcessPerCore, load, cores)
     # processes first: they must be forked before torch is imported
     return [threads] if cores == 1 else [processes, threads]

@@ -51,7 +51,7 @@ class OwnThreading:
         """Do nothing: the system ends with the process."""
 
 
-class SingleProcess:
+class OneProcess:
     """One process with all cores for each batch: torch's default."""
 
     def __init__(self, load: Callable[[], TranslateBatch], cores: int) -> None:

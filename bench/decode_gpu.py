@@ -36,7 +36,7 @@ from bench.gpu_systems import (
     TransformersEarlyStopping,
     TransformersPeer,
 )
-from bench.synthetic_corpus import BenchmarkPlan, Corpus
+from bench.synthetic_corpus import BenchmarkPlan, PreparedCorpus
 from bench.train_gpu import (
     SIZES,
     build_trainer,
@@ -167,7 +167,7 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def sentences(options: argparse.Namespace, corpus: Corpus) -> tuple[list[str], list[str]]:
+def sentences(options: argparse.Namespace, corpus: PreparedCorpus) -> tuple[list[str], list[str]]:
     """Return the sentences to translate and their references, unseen in training if possible."""
     chosen = list(zip(corpus.src, corpus.tgt, strict=True))
     if options.data:
@@ -185,7 +185,7 @@ def sentences(options: argparse.Namespace, corpus: Corpus) -> tuple[list[str], l
 
 
 def train_briefly(
-    options: argparse.Namespace, corpus: Corpus, device: torch.device, folder: Path
+    options: argparse.Namespace, corpus: PreparedCorpus, device: torch.device, folder: Path
 ) -> EncoderDecoder:
     """Train for a few steps, so that the model ends its sentences."""
     plan = BenchmarkPlan(

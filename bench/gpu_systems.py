@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.synthetic_corpus import Corpus
+from bench.synthetic_corpus import PreparedCorpus
 from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import group_by_length
 from dragoman.exchange.huggingface_runner import quiet_transformers
@@ -25,7 +25,7 @@ class BenchmarkInputs(NamedTuple):
     """Model, data and settings of all systems."""
 
     model: EncoderDecoder
-    corpus: Corpus
+    corpus: PreparedCorpus
     config: Config
     texts: list[str]
     folder: Path  # the same weights in transformers' format

@@ -36,7 +36,7 @@ from bench.hf_trainer import (  # noqa: E402
 )
 from bench.peers import SMOOTHING, build_marian  # noqa: E402
 from bench.quality import DEV, read_lines  # noqa: E402
-from bench.quality_rows import CORPORA, Corpus  # noqa: E402
+from bench.quality_rows import CORPORA, CorpusFiles  # noqa: E402
 from dragoman.bundle import Bundle  # noqa: E402
 from dragoman.config import Config, DataConfig  # noqa: E402
 from dragoman.data.parallel_corpus import ParallelFiles  # noqa: E402
@@ -88,7 +88,7 @@ def main() -> None:
     options.output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def source_lines(data: Path, corpus: Corpus, part: str) -> list[str]:
+def source_lines(data: Path, corpus: CorpusFiles, part: str) -> list[str]:
     """Return the sources of a development or test set."""
     return read_lines(data / corpus.file(part, corpus.source))
 
@@ -150,7 +150,7 @@ def time_of_a_step(trainer: Any, library: Any) -> float:
     """Return the seconds of a training step, after a warm-up."""
     clock: list[float] = []
 
-    class Clock(library.TrainerCallback):  # type: ignore[misc]  # a class of Any
+    class TrialClock(library.TrainerCallback):  # type: ignore[misc]  # a class of Any
         """Reads the time after each step."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -161,7 +161,7 @@ def time_of_a_step(trainer: Any, library: Any) -> float:
                 clock.append(time.perf_counter())
 
     trial = trainer(2 * TRIAL_STEPS, 0)
-    trial.add_callback(Clock())
+    trial.add_callback(TrialClock())
     trial.train()
     return (clock[1] - clock[0]) / TRIAL_STEPS
 

@@ -270,7 +270,7 @@ def record_timing(
     clock: list[float] = []
     losses: list[Tensor] = []
 
-    class Clock(library.TrainerCallback):  # type: ignore[misc]  # a class of Any
+    class RoundClock(library.TrainerCallback):  # type: ignore[misc]  # a class of Any
         """Callback that reads the clock after synchronizing the device."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -287,7 +287,7 @@ def record_timing(
         return loss
 
     trainer.training_step = training_step
-    trainer.add_callback(Clock())
+    trainer.add_callback(RoundClock())
     return clock, losses
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bench.peers import SMOOTHING
-from bench.synthetic_corpus import WARMUP_BATCHES, BenchmarkPlan, Corpus
+from bench.synthetic_corpus import WARMUP_BATCHES, BenchmarkPlan, PreparedCorpus
 from bench.timing_helpers import device_name, free_memory
 from bench.train_gpu import MODES, build_trainer
 from dragoman.checkpoint.run_directory import RunDirectory
@@ -59,7 +59,7 @@ def compared_setups(device: torch.device) -> dict[str, dict[str, Any]]:
     }
 
 
-class Run(NamedTuple):
+class LossCurve(NamedTuple):
     """Metrics of every step of a run, and its final weights."""
 
     nll: list[float]
@@ -73,7 +73,7 @@ class LossCurveRunner:
     def __init__(
         self,
         options: argparse.Namespace,
-        corpus: Corpus,
+        corpus: PreparedCorpus,
         model: ModelConfig,
         device: torch.device,
         folder: Path,
@@ -98,7 +98,7 @@ class LossCurveRunner:
             **more,
         )
 
-    def train(self, name: str, setup: Mapping[str, Any], seed: int) -> Run:
+    def train(self, name: str, setup: Mapping[str, Any], seed: int) -> LossCurve:
         """Train from the initial weights."""
         options = self._options
         config = self.config(
@@ -112,7 +112,7 @@ class LossCurveRunner:
 
     def run_frozen(
         self, name: str, setup: Mapping[str, Any], seed: int, weights: Mapping[str, Tensor]
-    ) -> Run:
+    ) -> LossCurve:
         """Run steps with a learning rate of 0, each batch a few times, to replay CUDA graphs."""
         config = self.config(setup, seed, steps=self._options.frozen_steps, learning_rate=0.0)
         plan = self.plan(
@@ -143,7 +143,7 @@ class LossCurveRunner:
         config: TrainConfig,
         plan: BenchmarkPlan,
         weights: Mapping[str, Tensor] | None = None,
-    ) -> Run:
+    ) -> LossCurve:
         """Run the trainer and print a summary line."""
         began = time.perf_counter()
         records: list[Mapping[str, Any]] = []
@@ -174,12 +174,12 @@ class LossCurveRunner:
         )
         del trainer
         free_memory(self._device)
-        return Run(nll, norm, last)
+        return LossCurve(nll, norm, last)
 
 
 def loss_curve(
     options: argparse.Namespace,
-    corpus: Corpus,
+    corpus: PreparedCorpus,
     model: ModelConfig,
     device: torch.device,
     folder: Path,
@@ -271,7 +271,7 @@ def print_windows(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, 
     return largest | {"within_two": within, "windows": len(windows)}
 
 
-def paired_differences(run: Run, base: Run) -> dict[str, float]:
+def paired_differences(run: LossCurve, base: LossCurve) -> dict[str, float]:
     """Return the mean of step-by-step differences and its standard error."""
     losses = [ours - plain for ours, plain in zip(run.nll, base.nll, strict=True)]
     ratios = [ours / plain for ours, plain in zip(run.norm, base.norm, strict=True)]

@@ -42,16 +42,16 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.quality_rows import CORPORA, NAMES, PART, ROWS, Corpus, Row  # noqa: E402
+from bench.quality_rows import CORPORA, NAMES, PART, ROWS, CorpusFiles, QualityRow  # noqa: E402
 
 SAMPLES, BOOTSTRAP_SEED = 1000, 12345  # sacreBLEU's defaults
 DEV = "dev"
 
 
-class Run(NamedTuple):
+class QualityRun(NamedTuple):
     """A row with one seed."""
 
-    row: Row
+    row: QualityRow
     seed: int
 
     @property
@@ -75,7 +75,7 @@ class Runner:
         self._locks: dict[str, threading.Lock] = {}
         self._registry = threading.Lock()
 
-    def finish(self, run: Run) -> dict[str, Any]:
+    def finish(self, run: QualityRun) -> dict[str, Any]:
         """Train and translate unless that was done; return the run's record."""
         with self._registry:
             lock = self._locks.setdefault(run.key, threading.Lock())
@@ -85,7 +85,7 @@ class Runner:
                 return json.loads(record.read_text())
             fields: dict[str, str] = {}
             for field, (name, seed) in sorted(run.row.needs(run.seed).items()):
-                other = Run(find_row(name), seed)
+                other = QualityRun(find_row(name), seed)
                 if not self.model(other).exists():  # its results come from another run
                     (self.out / f"{other.key}.json").unlink(missing_ok=True)
                 self.finish(other)
@@ -94,11 +94,11 @@ class Runner:
             write_text(record, json.dumps(found, indent=1, ensure_ascii=False))
             return found
 
-    def model(self, run: Run) -> Path:
+    def model(self, run: QualityRun) -> Path:
         """Return the directory of a run's model."""
         return self.work / run.key
 
-    def _execute(self, run: Run, fields: dict[str, str]) -> dict[str, Any]:
+    def _execute(self, run: QualityRun, fields: dict[str, str]) -> dict[str, Any]:
         """Run the commands of a row; return its record."""
         row, corpus, model = run.row, CORPORA[run.row.corpus], self.model(run)
         fields = fields | self._fields(corpus, run)
@@ -147,7 +147,7 @@ class Runner:
         hypotheses.unlink()
         return found
 
-    def _fields(self, corpus: Corpus, run: Run) -> dict[str, str]:
+    def _fields(self, corpus: CorpusFiles, run: QualityRun) -> dict[str, str]:
         """Return the values of the fields of arguments, besides models of other rows."""
         source, target = corpus.source, corpus.target
         train, valid = (
@@ -173,7 +173,7 @@ class Runner:
             "seed": str(run.seed),
         }
 
-    def _split(self, corpus: Corpus) -> None:
+    def _split(self, corpus: CorpusFiles) -> None:
         """Write the first PART pairs of a training set, and the others, to two files a language."""
         with self._registry:
             for language in (corpus.source, corpus.target):
@@ -183,10 +183,10 @@ class Runner:
                     if not path.exists():
                         write_text(path, "".join(f"{line}\n" for line in some))
 
-    def _dragoman(self, run: Run, arguments: Sequence[str]) -> tuple[str, float]:
+    def _dragoman(self, run: QualityRun, arguments: Sequence[str]) -> tuple[str, float]:
         return self._run(run, ["-m", "dragoman", *arguments])
 
-    def _run(self, run: Run, arguments: Sequence[str]) -> tuple[str, float]:
+    def _run(self, run: QualityRun, arguments: Sequence[str]) -> tuple[str, float]:
         """Run Python; return the command without folders, and its seconds."""
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
         environment = {"OMP_NUM_THREADS": threads, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
@@ -215,7 +215,7 @@ def fill(arguments: str, fields: dict[str, str]) -> list[str]:
     return shlex.split(arguments.format_map(fields))
 
 
-def find_row(name: str) -> Row:
+def find_row(name: str) -> QualityRow:
     """Return a row by its name."""
     return next(row for row in ROWS if row.name == name)
 
@@ -299,7 +299,7 @@ class Metric(NamedTuple):
 
 
 @functools.cache
-def metrics_of(corpus: Corpus) -> list[Metric]:
+def metrics_of(corpus: CorpusFiles) -> list[Metric]:
     """Return BLEU and chrF of sacreBLEU and, for Multi30k, BLEU of lower-cased tokens."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -344,24 +344,24 @@ class Scorer:
         self._data, self._out = data, out
         self.statistics = functools.cache(self._statistics)
 
-    def finished(self, row: Row) -> list[dict[str, Any]]:
+    def finished(self, row: QualityRow) -> list[dict[str, Any]]:
         """Return the records of a row's finished runs, by seed."""
-        records = [self._out / f"{Run(row, seed).key}.json" for seed in row.seeds]
+        records = [self._out / f"{QualityRun(row, seed).key}.json" for seed in row.seeds]
         return [json.loads(path.read_text()) for path in records if path.exists()]
 
-    def _statistics(self, row: Row, part: str, metric: Metric) -> list[Any]:
+    def _statistics(self, row: QualityRow, part: str, metric: Metric) -> list[Any]:
         corpus = CORPORA[row.corpus]
         references = read_lines(self._data / corpus.file(part, corpus.target))
         return [
             metric.statistics(
-                read_lines(self._out / f"{Run(row, each['seed']).key}.{part}"),
+                read_lines(self._out / f"{QualityRun(row, each['seed']).key}.{part}"),
                 references,
                 corpus.target,
             )
             for each in self.finished(row)
         ]
 
-    def table(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def table(self, rows: Sequence[QualityRow]) -> dict[str, Any]:
         """Print rows with their scores; return them as JSON values."""
         results: dict[str, Any] = {}
         for row in rows:
@@ -397,7 +397,7 @@ class Scorer:
             results[row.name] = found
         return results
 
-    def _confidence(self, row: Row, part: str) -> dict[str, float]:
+    def _confidence(self, row: QualityRow, part: str) -> dict[str, float]:
         """Return calibration error and AUROC of confidences on a test set, as means over seeds."""
         from sacrebleu.metrics.chrf import CHRF
 
@@ -411,7 +411,7 @@ class Scorer:
         references = read_lines(self._data / corpus.file(part, corpus.target))
         found = []
         for record in self.finished(row):
-            lines = read_lines(self._out / f"{Run(row, record['seed']).key}.{part}")
+            lines = read_lines(self._out / f"{QualityRun(row, record['seed']).key}.{part}")
             scores = [
                 chrf.sentence_score(line, [reference]).score
                 for line, reference in zip(lines, references, strict=True)
@@ -432,7 +432,7 @@ class Scorer:
             )
         return {name: statistics.mean(each[name] for each in found) for name in found[0]}
 
-    def sample(self, row: Row, count: int) -> None:
+    def sample(self, row: QualityRow, count: int) -> None:
         """Print translations drawn by seed, with source and reference."""
         corpus = CORPORA[row.corpus]
         for record in self.finished(row)[:1]:
@@ -440,13 +440,13 @@ class Scorer:
             files = [self._data / corpus.file(part, each) for each in corpus[1:3]]
             sides = [
                 read_lines(path)
-                for path in (*files, self._out / f"{Run(row, record['seed']).key}.{part}")
+                for path in (*files, self._out / f"{QualityRun(row, record['seed']).key}.{part}")
             ]
             drawn = np.random.default_rng(record["seed"]).choice(len(sides[0]), count, False)
             for at in sorted(drawn.tolist()):
                 print(f"{row.name} {part} line {at + 1}", *(side[at] for side in sides), sep="\n  ")
 
-    def _score(self, row: Row, part: str, metric: Metric) -> dict[str, Any]:
+    def _score(self, row: QualityRow, part: str, metric: Metric) -> dict[str, Any]:
         """Return the scores of a row on a set, and the difference from its baseline."""
         statistics_of = self.statistics(row, part, metric)
         metric.metric.corpus_score(["a b c d"], [["a b c d"]])  # the signature counts references
@@ -503,7 +503,7 @@ def main() -> None:
             extra=[part for each in options.set for part in ("--set", each)],
         )
         seeds = options.seeds or None
-        runs = [Run(row, seed) for row in rows for seed in row.seeds[:seeds]]
+        runs = [QualityRun(row, seed) for row in rows for seed in row.seeds[:seeds]]
         with ThreadPoolExecutor(options.jobs) as pool:
             waiting = {pool.submit(runner.finish, run): run for run in runs}
             for future in as_completed(waiting):

@@ -9,7 +9,7 @@ SEEDS = (1, 2, 3)
 PART = 40_000  # pairs of the rows on back-translation
 
 
-class Corpus(NamedTuple):
+class CorpusFiles(NamedTuple):
     """A parallel corpus in one direction; its files are FOLDER/PART.LANGUAGE.xz."""
 
     folder: str
@@ -29,17 +29,17 @@ class Corpus(NamedTuple):
 
 _M30K_TESTS = ("test_2016_flickr", "test_2017_flickr")
 CORPORA = {
-    "m30k_deen": Corpus("multi30k", "de", "en", _M30K_TESTS),
-    "m30k_ende": Corpus("multi30k", "en", "de", _M30K_TESTS),
-    "m30k_enfr": Corpus("multi30k", "en", "fr", _M30K_TESTS),
-    "tatoeba_deen": Corpus("tatoeba_ende", "de", "en"),
-    "tatoeba_ende": Corpus("tatoeba_ende", "en", "de"),
-    "tatoeba_fren": Corpus("tatoeba_enfr", "fr", "en"),
-    "l10n_enzh": Corpus("l10n_enzh", "en", "zh"),
+    "m30k_deen": CorpusFiles("multi30k", "de", "en", _M30K_TESTS),
+    "m30k_ende": CorpusFiles("multi30k", "en", "de", _M30K_TESTS),
+    "m30k_enfr": CorpusFiles("multi30k", "en", "fr", _M30K_TESTS),
+    "tatoeba_deen": CorpusFiles("tatoeba_ende", "de", "en"),
+    "tatoeba_ende": CorpusFiles("tatoeba_ende", "en", "de"),
+    "tatoeba_fren": CorpusFiles("tatoeba_enfr", "fr", "en"),
+    "l10n_enzh": CorpusFiles("l10n_enzh", "en", "zh"),
 }
 
 
-class Row(NamedTuple):
+class QualityRow(NamedTuple):
     """One line of a table.
 
     In arguments {files} stands for the training and validation files, {pair} for the same as a
@@ -80,7 +80,7 @@ def _set(*settings: str) -> str:
     return " ".join(f"--set {each}" for each in settings)
 
 
-def _ablation(corpus: str, *size: str, epochs: int) -> list[Row]:
+def _ablation(corpus: str, *size: str, epochs: int) -> list[QualityRow]:
     """Return the rows of an ablation: each method on top of dropout and EMA.
 
     All train on the same number of sentence pairs: equal epochs, not equal time.
@@ -125,7 +125,7 @@ def _ablation(corpus: str, *size: str, epochs: int) -> list[Row]:
         ),
     }
     return [
-        Row(
+        QualityRow(
             f"{name}_{method}",
             corpus,
             train,
@@ -151,13 +151,13 @@ _LONG = _set(
 )
 
 
-def _published(target: str, directions: tuple[str, ...]) -> list[Row]:
+def _published(target: str, directions: tuple[str, ...]) -> list[QualityRow]:
     """Return the rows of the long training of English and another language, both directions."""
     both = f"m30k_{target}_both"
     small = "--recipe small --set text.vocab_size={}"
     tuned = _set("train.optimizer=adamw", "train.learning_rate=0.001", "train.epochs=80")
     rows = [
-        Row(
+        QualityRow(
             both,
             f"m30k_en{target}",
             f"{{pair}} --both-directions {small.format(8000)} {_LONG} --set train.epochs=60",
@@ -167,14 +167,14 @@ def _published(target: str, directions: tuple[str, ...]) -> list[Row]:
     ]
     for name in directions:
         rows += [
-            Row(
+            QualityRow(
                 f"{name}_best",
                 name,
                 f"{{pair}} --init-from {{{both}}} {_LONG} {tuned}",
                 name,
                 about="both directions with R-Drop, then 80 epochs in one",
             ),
-            Row(
+            QualityRow(
                 f"{name}_rdrop",
                 name,
                 f"{{files}} {small.format(5500)} {_LONG} --set train.epochs=150",
@@ -192,18 +192,18 @@ _PART = "--src {part}.{source} --tgt {part}.{target} {valid} --recipe small " + 
 _SMALL_M30K = "--recipe small " + _set(*_COMMON, "text.vocab_size=6000", "train.batch_tokens=6000")
 ROWS = (
     # What `dragoman train --budget 4m` reaches with nothing else set.
-    Row("m30k_deen", "m30k_deen", _DEFAULT, about="--budget 4m"),
-    Row("m30k_ende", "m30k_ende", _DEFAULT, about="--budget 4m"),
-    Row("m30k_enfr", "m30k_enfr", _DEFAULT, about="--budget 4m"),
-    Row("tatoeba_deen", "tatoeba_deen", _DEFAULT, about="--budget 4m"),
-    Row("tatoeba_fren", "tatoeba_fren", _DEFAULT, about="--budget 4m"),
-    Row("l10n_enzh", "l10n_enzh", "{files} --budget 10m", seeds=(1,), about="--budget 10m"),
+    QualityRow("m30k_deen", "m30k_deen", _DEFAULT, about="--budget 4m"),
+    QualityRow("m30k_ende", "m30k_ende", _DEFAULT, about="--budget 4m"),
+    QualityRow("m30k_enfr", "m30k_enfr", _DEFAULT, about="--budget 4m"),
+    QualityRow("tatoeba_deen", "tatoeba_deen", _DEFAULT, about="--budget 4m"),
+    QualityRow("tatoeba_fren", "tatoeba_fren", _DEFAULT, about="--budget 4m"),
+    QualityRow("l10n_enzh", "l10n_enzh", "{files} --budget 10m", seeds=(1,), about="--budget 10m"),
     *_published("de", ("m30k_ende", "m30k_deen")),
     *_published("fr", ("m30k_enfr",)),
     *_ablation("m30k_ende", "text.vocab_size=6000", "train.batch_tokens=6000", epochs=40),
     *_ablation("tatoeba_deen", "text.vocab_size=8000", "train.batch_tokens=16000", epochs=20),
     # Hugging Face's training of the same size, on the same data, for the same time.
-    Row(
+    QualityRow(
         "m30k_deen_hf",
         "m30k_deen",
         baseline="m30k_deen",
@@ -212,7 +212,7 @@ ROWS = (
         about="Hugging Face Seq2SeqTrainer, Marian",
     ),
     # Decoding with the models of other rows.
-    Row(
+    QualityRow(
         "m30k_ende_mbr_chrf",
         "m30k_ende",
         baseline="m30k_ende",
@@ -220,7 +220,7 @@ ROWS = (
         translate="--mbr chrf --samples 64 --seed 1",
         about="minimum Bayes risk, chrF, 64 samples",
     ),
-    Row(
+    QualityRow(
         "m30k_ende_mbr_bleu",
         "m30k_ende",
         baseline="m30k_ende",
@@ -228,7 +228,7 @@ ROWS = (
         translate="--mbr bleu --beam 16",
         about="minimum Bayes risk, BLEU, beam of 16",
     ),
-    Row(
+    QualityRow(
         "m30k_ende_ensemble",
         "m30k_ende",
         baseline="m30k_ende",
@@ -236,14 +236,14 @@ ROWS = (
         seeds=(1,),
         about="ensemble of the three seeds",
     ),
-    Row(
+    QualityRow(
         "m30k_deen_confidence",
         "m30k_deen",
         models="-m {m30k_deen}",
         translate="--json",
         about="confidence of each translation",
     ),
-    Row(
+    QualityRow(
         "tatoeba_deen_confidence",
         "tatoeba_deen",
         models="-m {tatoeba_deen}",
@@ -251,9 +251,13 @@ ROWS = (
         about="confidence of each translation",
     ),
     # Synthetic pairs; all rows of a comparison train on as many pairs.
-    Row("part_deen", "tatoeba_deen", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"),
-    Row("part_ende", "tatoeba_ende", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"),
-    Row(
+    QualityRow(
+        "part_deen", "tatoeba_deen", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"
+    ),
+    QualityRow(
+        "part_ende", "tatoeba_ende", f"{_PART} {_set('train.epochs=40')}", about="40,000 pairs"
+    ),
+    QualityRow(
         "part_deen_back",
         "tatoeba_deen",
         f"{_PART} {_SYNTHETIC} {_set('train.epochs=10')}",
@@ -262,7 +266,7 @@ ROWS = (
         "--output-src {out}.synthetic.{source} --output-tgt {out}.synthetic.{target}",
         about="40,000 pairs, 119,227 back-translations",
     ),
-    Row(
+    QualityRow(
         "m30k_ende_distilled",
         "m30k_ende",
         f"{{files}} {_SYNTHETIC} {_SMALL_M30K} {_set('train.epochs=20')}",

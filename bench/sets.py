@@ -70,7 +70,7 @@ WARMUP_ROUNDS = 2  # every batch shape is captured or compiled in them
 SLOPE_SIZES = (256, 512, 1024, 2048, 4096)
 
 
-class Workload(NamedTuple):
+class SetsWorkload(NamedTuple):
     """A task with its examples; a round is some steps."""
 
     name: str
@@ -114,7 +114,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load_workload(name: str, options: argparse.Namespace) -> Workload:
+def load_workload(name: str, options: argparse.Namespace) -> SetsWorkload:
     """Return a workload."""
     settings = [f"train.batch_tokens={options.batch_tokens}"] * bool(options.batch_tokens)
     config = read_config(recipe=WORKLOADS[name], overrides=settings)
@@ -129,10 +129,10 @@ def load_workload(name: str, options: argparse.Namespace) -> Workload:
         store = task.generate("train")
     plan = task.plan(store, batch_tokens=train.batch_tokens, seed=1)
     plain = PlainESIM if name == "pairs" else PlainSetTransformer
-    return Workload(name, config, task, store, plan, plain)
+    return SetsWorkload(name, config, task, store, plan, plain)
 
 
-def time_workload(work: Workload, options: argparse.Namespace, device: torch.device) -> None:
+def time_workload(work: SetsWorkload, options: argparse.Namespace, device: torch.device) -> None:
     """Time every system; print a line for each and one of JSON."""
     print(f"{work.name} ({WORKLOADS[work.name]}), {device_name(device)}, torch {torch.__version__}")
     rows = []
@@ -153,7 +153,7 @@ def time_workload(work: Workload, options: argparse.Namespace, device: torch.dev
 
 
 def time_ours(
-    system: str, work: Workload, options: argparse.Namespace, device: torch.device
+    system: str, work: SetsWorkload, options: argparse.Namespace, device: torch.device
 ) -> RoundTimes:
     """Train with our trainer."""
     return time_trainer_rounds(
@@ -169,7 +169,7 @@ def time_ours(
 
 
 def time_plain(
-    system: str, work: Workload, options: argparse.Namespace, device: torch.device
+    system: str, work: SetsWorkload, options: argparse.Namespace, device: torch.device
 ) -> RoundTimes:
     """Train the plain model on the same examples."""
     began = start_clock(device)

@@ -29,7 +29,7 @@ LETTERS = [
 WARMUP_BATCHES = 3  # batches of each shape before timing: on a GPU run, captured, replayed
 
 
-class Corpus(NamedTuple):
+class PreparedCorpus(NamedTuple):
     """Prepared sentence pairs and their tokenizers."""
 
     store: TokenStore
@@ -40,7 +40,7 @@ class Corpus(NamedTuple):
 
 def synthetic_corpus(
     folder: Path, pairs: int, *, vocabulary: int, length_factor: float = 1.0
-) -> Corpus:
+) -> PreparedCorpus:
     """Return a corpus in which every letter is a token; targets are sources in other letters."""
     random = np.random.default_rng(1)
     cross = CORRELATION * DEVIATIONS[0] * DEVIATIONS[1]
@@ -69,7 +69,7 @@ def synthetic_corpus(
 
 def multi30k_corpus(
     folder: Path, data: Path, *, vocabulary: int, pairs: int | None = None
-) -> Corpus:
+) -> PreparedCorpus:
     """Return the German-English Multi30k corpus in a data directory."""
     files = ParallelFiles(data / "multi30k" / "train.de.xz", data / "multi30k" / "train.en.xz")
     read = [(pair.src, pair.tgt) for pair in files.pairs()][:pairs]
@@ -79,11 +79,13 @@ def multi30k_corpus(
     )
 
 
-def _prepare_corpus(folder: Path, src: list[str], tgt: list[str], tokenizers: Tokenizers) -> Corpus:
+def _prepare_corpus(
+    folder: Path, src: list[str], tgt: list[str], tokenizers: Tokenizers
+) -> PreparedCorpus:
     for name, texts in (("drawn.src", src), ("drawn.tgt", tgt)):
         (folder / name).write_text("\n".join(texts) + "\n", encoding="utf-8")
     corpus = ParallelFiles(folder / "drawn.src", folder / "drawn.tgt")
-    return Corpus(
+    return PreparedCorpus(
         TokenStore.prepare(corpus, tokenizers, folder=folder, data=DataConfig()),
         tokenizers,
         src,

@@ -51,7 +51,7 @@ SYSTEMS = ("ours", "plain", "plain, compiled")
 WARMUP_EPOCHS = 2  # every batch shape is captured or compiled in them
 
 
-class Workload(NamedTuple):
+class TaggingWorkload(NamedTuple):
     """A task with its examples and the batches of an epoch."""
 
     task: TaggingTask
@@ -109,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load_workload(options: argparse.Namespace) -> Workload:
+def load_workload(options: argparse.Namespace) -> TaggingWorkload:
     """Return the task on sentences of a file, or on generated ones."""
     settings = [f"train.precision={options.precision}"]
     settings += [f"model.width={options.width}"] * bool(options.width)
@@ -121,7 +121,7 @@ def load_workload(options: argparse.Namespace) -> Workload:
         else generate_sentences(options.sentences)
     )
     task = TaggingTask(config, TaggingTask.fit_text(config, lambda: iter(records)))
-    return Workload(task, task.encode(records), config)
+    return TaggingWorkload(task, task.encode(records), config)
 
 
 def generate_sentences(count: int) -> list[Record]:
@@ -141,7 +141,7 @@ def generate_sentences(count: int) -> list[Record]:
 
 
 def time_ours(
-    system: str, work: Workload, options: argparse.Namespace, device: torch.device
+    system: str, work: TaggingWorkload, options: argparse.Namespace, device: torch.device
 ) -> RoundTimes:
     """Train with our trainer; a round is an epoch."""
     return time_trainer_rounds(
@@ -157,7 +157,7 @@ def time_ours(
 
 
 def time_plain(
-    system: str, work: Workload, options: argparse.Namespace, device: torch.device
+    system: str, work: TaggingWorkload, options: argparse.Namespace, device: torch.device
 ) -> RoundTimes:
     """Train the plain model on the same batches."""
     began = start_clock(device)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Row(NamedTuple):
+class TaskRow(NamedTuple):
     """One line of the table: a recipe on a data set."""
 
     name: str
@@ -76,34 +76,34 @@ _SICK_TEST = "--test {data}/sick/test.jsonl.xz"
 _FIVE = (1, 2, 3, 4, 5)
 
 ROWS = (
-    Row("imdb_han", "accuracy", f"{_IMDB} yang2016", _IMDB_TEST),
-    Row("imdb_best", "accuracy", f"{_IMDB} johnson2015", _IMDB_TEST),
-    Row("sst2", "accuracy", f"{_SST} wang2012", "--test {data}/sst2/test.jsonl.xz", _FIVE),
-    Row("trec", "accuracy", f"{_TREC} li2002", "--test {data}/trec/test.jsonl.xz", _FIVE),
-    Row("reuters", "micro_f1", f"{_REUTERS} mullenbach2018", _REUTERS_TEST),
-    Row(
+    TaskRow("imdb_han", "accuracy", f"{_IMDB} yang2016", _IMDB_TEST),
+    TaskRow("imdb_best", "accuracy", f"{_IMDB} johnson2015", _IMDB_TEST),
+    TaskRow("sst2", "accuracy", f"{_SST} wang2012", "--test {data}/sst2/test.jsonl.xz", _FIVE),
+    TaskRow("trec", "accuracy", f"{_TREC} li2002", "--test {data}/trec/test.jsonl.xz", _FIVE),
+    TaskRow("reuters", "micro_f1", f"{_REUTERS} mullenbach2018", _REUTERS_TEST),
+    TaskRow(
         "reuters_macro",
         "macro_f1",
         f"{_REUTERS} mullenbach2018 {_BY_LABEL}",
         _REUTERS_TEST,
     ),
-    Row("reuters_max", "macro_f1", f"{_REUTERS} adhikari2019 {_BY_LABEL}", _REUTERS_TEST),
-    Row(
+    TaskRow("reuters_max", "macro_f1", f"{_REUTERS} adhikari2019 {_BY_LABEL}", _REUTERS_TEST),
+    TaskRow(
         "reuters_labels",
         "macro_f1",
         f"{_REUTERS} adhikari2019 --set classify.pooling=labels {_BY_LABEL}",
         _REUTERS_TEST,
     ),
-    Row("wikitext2_xl", "perplexity", f"{_WIKITEXT} dai2019_lm", _WIKITEXT_TEST, (1,)),
-    Row("wikitext2_lstm", "perplexity", f"{_WIKITEXT} merity2018", _WIKITEXT_TEST, (1,)),
-    Row(
+    TaskRow("wikitext2_xl", "perplexity", f"{_WIKITEXT} dai2019_lm", _WIKITEXT_TEST, (1,)),
+    TaskRow("wikitext2_lstm", "perplexity", f"{_WIKITEXT} merity2018", _WIKITEXT_TEST, (1,)),
+    TaskRow(
         "wikitext2_plain",
         "perplexity",
         f"{_WIKITEXT} vaswani2017_lm",
         _WIKITEXT_TEST,
         (1,),
     ),
-    Row(
+    TaskRow(
         "books_xl",
         "bits_per_byte",
         f"{_BOOKS} dai2019_bytes",
@@ -111,62 +111,62 @@ ROWS = (
         (1,),
         _MEMORIES,
     ),
-    Row(
+    TaskRow(
         "books_plain",
         "bits_per_byte",
         f"{_BOOKS} vaswani2017_bytes",
         _BOOKS_TEST,
         (1,),
     ),
-    Row(
+    TaskRow(
         "ewt",
         "accuracy",
         f"{_EWT} plank2016",
         "--test {data}/ud_english_ewt/test.jsonl.xz",
     ),
-    Row(
+    TaskRow(
         "chunks_pos",
         "f1",
         f"{_CHUNKS} lample2016 --set tag.input_field=pos",
         _CHUNKS_TEST,
     ),
-    Row("chunks", "f1", f"{_CHUNKS} lample2016", _CHUNKS_TEST),
-    Row(
+    TaskRow("chunks", "f1", f"{_CHUNKS} lample2016", _CHUNKS_TEST),
+    TaskRow(
         "chunks_softmax",
         "f1",
         f"{_CHUNKS} lample2016 --set tag.crf=false",
         _CHUNKS_TEST,
     ),
-    Row("wnut17", "f1", f"{_WNUT} lample2016", "--test {data}/wnut17/test.jsonl.xz"),
-    Row("sick", "accuracy", f"{_SICK} chen2017", _SICK_TEST),
-    Row("sick_no_attention", "accuracy", f"{_SICK} conneau2017", _SICK_TEST),
-    Row(
+    TaskRow("wnut17", "f1", f"{_WNUT} lample2016", "--test {data}/wnut17/test.jsonl.xz"),
+    TaskRow("sick", "accuracy", f"{_SICK} chen2017", _SICK_TEST),
+    TaskRow("sick_no_attention", "accuracy", f"{_SICK} conneau2017", _SICK_TEST),
+    TaskRow(
         "sick_no_flags",
         "accuracy",
         f"{_SICK} chen2017 --set pairs.match_features=false",
         _SICK_TEST,
     ),
-    Row("sick_decomposable", "accuracy", f"{_SICK} parikh2016", _SICK_TEST),
-    Row("sick_sequence", "accuracy", f"{_SICK} rocktaschel2016", _SICK_TEST),
-    Row("sick_relatedness", "pearson", f"{_SICK} chen2017", _SICK_TEST),
-    Row("max_sab", "mae", "--task sets --recipe lee2019_max", ""),
-    Row("max_max", "mae", "--task sets --recipe zaheer2017_max", ""),
-    Row("max_sum", "mae", "--task sets --recipe zaheer2017_sum", ""),
-    Row("max_mean", "mae", "--task sets --recipe zaheer2017_mean", ""),
-    Row(
+    TaskRow("sick_decomposable", "accuracy", f"{_SICK} parikh2016", _SICK_TEST),
+    TaskRow("sick_sequence", "accuracy", f"{_SICK} rocktaschel2016", _SICK_TEST),
+    TaskRow("sick_relatedness", "pearson", f"{_SICK} chen2017", _SICK_TEST),
+    TaskRow("max_sab", "mae", "--task sets --recipe lee2019_max", ""),
+    TaskRow("max_max", "mae", "--task sets --recipe zaheer2017_max", ""),
+    TaskRow("max_sum", "mae", "--task sets --recipe zaheer2017_sum", ""),
+    TaskRow("max_mean", "mae", "--task sets --recipe zaheer2017_mean", ""),
+    TaskRow(
         "clustering",
         "log_likelihood_gap",
         "--task sets --recipe lee2019_clustering",
         "",
     ),
-    Row("unique", "accuracy", "--task sets --recipe lee2019_unique", ""),
+    TaskRow("unique", "accuracy", "--task sets --recipe lee2019_unique", ""),
 )
 
 
-class Run(NamedTuple):
+class TaskRun(NamedTuple):
     """A row with one seed."""
 
-    row: Row
+    row: TaskRow
     seed: int
 
     @property
@@ -176,7 +176,7 @@ class Run(NamedTuple):
 
 
 def run_one(
-    run: Run, data: str, folder: Path, extra: list[str], budget: str = BUDGET
+    run: TaskRun, data: str, folder: Path, extra: list[str], budget: str = BUDGET
 ) -> dict[str, Any]:
     """Train and test once; return metrics, seconds, or the end of the output of a failure."""
     model = folder / run.key.replace("/", "-")
@@ -279,7 +279,7 @@ def main() -> None:
     runs = [
         run
         for row in rows
-        for run in (Run(row, seed) for seed in row.seeds[: arguments.seeds or None])
+        for run in (TaskRun(row, seed) for seed in row.seeds[: arguments.seeds or None])
         if "metrics" not in results.get(run.key, {})
     ]
     with (

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.synthetic_corpus import LETTERS, NUM_SPECIAL_TOKENS, Corpus
+from bench.synthetic_corpus import LETTERS, NUM_SPECIAL_TOKENS, PreparedCorpus
 from bench.toolkit_configs import TOOLKIT_CONFIGS, TrainingJob
 from bench.toolkit_environments import TOOLKITS, InstallError, toolkit_python
 from dragoman.config import ModelConfig
@@ -23,7 +23,7 @@ from dragoman.data.batch_plan import BatchPlan
 
 
 def time_toolkit(
-    name: str, corpus: Corpus, model: ModelConfig, layers: int, options: Any, folder: Path
+    name: str, corpus: PreparedCorpus, model: ModelConfig, layers: int, options: Any, folder: Path
 ) -> dict[str, Any]:
     """Train with a toolkit's command; return a row with its logged throughput and memory."""
     row: dict[str, Any] = {
@@ -63,7 +63,7 @@ def time_toolkit(
     return row | {"tokens_s": max(rates), "slowest": min(rates), "MiB": peak}
 
 
-def write_corpus(corpus: Corpus, job: TrainingJob, vocabulary: int, shapes: int) -> float:
+def write_corpus(corpus: PreparedCorpus, job: TrainingJob, vocabulary: int, shapes: int) -> float:
     """Write the sentences batch by batch; return the fraction of target tokens."""
     plan = BatchPlan(
         corpus.store.src_lengths,

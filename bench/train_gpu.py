@@ -36,7 +36,7 @@ from bench.peers import PEERS, SMOOTHING, PeerStep, build_marian
 from bench.synthetic_corpus import (
     WARMUP_BATCHES,
     BenchmarkPlan,
-    Corpus,
+    PreparedCorpus,
     multi30k_corpus,
     synthetic_corpus,
 )
@@ -244,7 +244,7 @@ def model_config(size: str) -> ModelConfig:
     )
 
 
-def load_corpus(options: argparse.Namespace, folder: Path) -> Corpus:
+def load_corpus(options: argparse.Namespace, folder: Path) -> PreparedCorpus:
     """Return the training corpus."""
     if options.data:
         return multi30k_corpus(folder, options.data, vocabulary=options.vocabulary)

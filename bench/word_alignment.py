@@ -51,7 +51,7 @@ _SHAPE = ("model.width=128", "model.heads=4", "model.ffn_width=512")
 _LAYERS = ("model.encoder=[transformer*{0}]", "model.decoder=[transformer*{0}]")
 
 
-class Dataset(NamedTuple):
+class AlignmentDataset(NamedTuple):
     """A corpus, its dictionary and the model that learns it."""
 
     pairs: Callable[[Path | None], Pairs]  # of the directory of corpora
@@ -159,7 +159,7 @@ def caption_dictionary() -> dict[str, set[str]]:
 
 
 DATASETS = {
-    "grammar": Dataset(
+    "grammar": AlignmentDataset(
         grammar_pairs,
         grammar_dictionary,
         "tiny",
@@ -171,14 +171,14 @@ DATASETS = {
             "train.batch_tokens=400",
         ),
     ),
-    "grammar-rnn": Dataset(
+    "grammar-rnn": AlignmentDataset(
         grammar_pairs,
         grammar_dictionary,
         "bahdanau2015",
         350,
         ("text.vocab_size=620", "train.batch_tokens=400"),
     ),
-    "lexicon": Dataset(
+    "lexicon": AlignmentDataset(
         lexicon_pairs,
         lexicon_dictionary,
         "tiny",
@@ -190,7 +190,7 @@ DATASETS = {
             "train.batch_tokens=1000",
         ),
     ),
-    "multi30k": Dataset(
+    "multi30k": AlignmentDataset(
         caption_pairs,
         caption_dictionary,
         "tiny",
@@ -236,7 +236,7 @@ def build(name: str, folder: Path, corpora: Path | None) -> Path:
     return out
 
 
-def measure(model: Path, dataset: Dataset, texts: list[str]) -> dict[str, Any]:
+def measure(model: Path, dataset: AlignmentDataset, texts: list[str]) -> dict[str, Any]:
     """Return for each method the fraction of words whose translation it names, and its seconds."""
     translator = dragoman.load(model, device="cpu")
     assert isinstance(translator, dragoman.Translator)

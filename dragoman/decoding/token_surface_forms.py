@@ -1,4 +1,4 @@
-"""Characters, or the byte, that each output token adds: what constraints are compiled from."""
+"""Characters, or the byte, that each output token adds: the input of compiled constraints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention weights, contributions and logits of given targets, from one teacher-forced pass.
 
 The pass computes explicit weights instead of calling a fused kernel; `PairCapture.logits` are its
-own, so that what is shown belongs to what was computed. `record` of
+own, so that the shown numbers come from the same pass. `record` of
 `attention/attention_weight_hooks.py` records the weights of each layer.
 """
 
@@ -69,7 +69,7 @@ class CapturedSite(NamedTuple):
     site: AttentionSite
     weights: FloatArray  # (H, Q, K)
     contributions: FloatArray  # (H, Q, K) norms of weight * value * output matrix
-    output_error: float  # relative distance of weights @ values from what the module computed
+    output_error: float  # relative distance of weights @ values from the module's output
 
 
 class PairCapture(NamedTuple):
@@ -175,7 +175,7 @@ def capture_batch(
 ) -> list[PairCapture]:
     """Return weights, contributions and logits of sentence pairs, from one teacher-forced pass.
 
-    Sources are without EOS, which is appended; targets are what is predicted, EOS included if it
+    Sources are without EOS, which is appended; targets are predicted tokens, EOS included if it
     was reached. Padding never shows: each capture is that of its pair alone, to rounding.
     """
     device = next(model.parameters()).device

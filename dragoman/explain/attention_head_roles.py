@@ -19,7 +19,7 @@ A label is computed, never guessed; its score is compared with a threshold.
 
 A row could not have a label if no key, or every key it may attend to, has the property. "At least
 half" is also at least 1.5 times what uniform weights would put there: where most tokens are rare,
-reading rare tokens says nothing about a head. The thresholds are starting values; nothing was tuned
+reading rare tokens is no property of a head. The thresholds are starting values; nothing was tuned
 on them.
 """
 

@@ -181,7 +181,7 @@ class Explanation:
 
     `arrays[site.tensor][head]` has one row per query position. A row sums to 1, or to at most 1
     for alignments that are not normalized (`site.sum`). Row t of an axis "target" is the position
-    that predicts target token t. What a model does not have is named in `missing`, by panel.
+    that predicts target token t. Parts that a model lacks are named in `missing`, by panel.
     """
 
     model: dict[str, Any]

@@ -54,7 +54,7 @@ def test_commands_use_it_where_no_model_is_named(
     assert "Guten Morgen." in page.read_text(encoding="utf-8")
 
 
-def test_it_is_what_load_returns(box: Path) -> None:
+def test_load_returns_it_by_default(box: Path) -> None:
     expected = dragoman.load(box, device="cpu").translate(["Guten Morgen."])
     assert dragoman.load(device="cpu").translate(["Guten Morgen."]) == expected
     assert dragoman.Translator.load(device="cpu").translate(["Guten Morgen."]) == expected

@@ -98,7 +98,7 @@ def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--pairs", "p.txt"], "found p.txt"),
     ],
 )
-def test_what_cannot_be_checked_is_one_line(
+def test_an_error_of_a_check_is_one_line(
     options: list[str],
     words: str,
     tmp_path: Path,

@@ -82,7 +82,7 @@ def test_two_files_without_their_faults(tmp_path: Path, capsys: pytest.CaptureFi
     )
 
 
-def test_the_summary_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_without_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "clean", *write(tmp_path, faulty())]) == 0
     out = capsys.readouterr().out
     assert "300 pairs read, 5 removed, 295 written to" in out
@@ -102,9 +102,7 @@ def test_a_finding_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
 
 
-def test_what_is_left_is_found_clean_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cleaned_corpus_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Length ratios are relative to the corpus: cleaning repeats until no outlier is left."""
     pairs = [(f"{n} " + "wort " * 8, f"{n} " + "word " * 8) for n in range(60)]
     pairs += [(f"{n} " + "wort " * 8, f"{n} " + "word " * (30 + n)) for n in range(60, 100)]
@@ -258,7 +256,7 @@ def test_csv_keeps_delimiters_quotes_and_line_breaks(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_cleaned_writes_nothing(
+def test_a_corpus_that_cannot_be_cleaned_writes_nothing(
     changes: dict[str, str],
     words: str,
     tmp_path: Path,

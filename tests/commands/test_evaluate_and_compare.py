@@ -137,7 +137,7 @@ def test_an_unknown_tokenizer_before_any_work(
     assert "found '13b'; did you mean 13a?" in capsys.readouterr().err
 
 
-def test_compare_reports_what_is_clear_and_what_moved(
+def test_compare_reports_significance_and_changed_sentences(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -216,7 +216,7 @@ def test_compare_translates_with_models(
         (["bad", "nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_compared(
+def test_incomparable_inputs(
     names: list[str], words: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(files.get(name, Path("nowhere"))) for name in names]

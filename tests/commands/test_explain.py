@@ -15,7 +15,7 @@ from tests.classifier_kit import write_classifier
 TEXT = "Guten Morgen."
 
 
-def test_the_report_in_a_process_of_its_own(dragoman, bundle) -> None:
+def test_the_report_in_a_subprocess(dragoman, bundle) -> None:
     done = dragoman("explain", "-m", bundle, TEXT, env={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{TEXT}\n→ ")

@@ -44,7 +44,7 @@ def stored(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_is_shown_must_be_clear(
+def test_ambiguous_arguments_are_rejected(
     bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     html = tmp_path / "out.html"
@@ -131,7 +131,7 @@ def test_the_file_holds_the_explanation(
     assert "<title>Guten Morgen. – Dragoman explorer</title>" in page
 
 
-def test_a_file_answers_what_was_computed_for_it(bundle: Path, tmp_path: Path) -> None:
+def test_a_file_serves_its_precomputed_results(bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.html"
     options = ["--html", str(path), "--branches", "1", "--ablations", "top2"]
     assert main(["explore", str(bundle), "Guten Morgen.", *options]) == 0

@@ -115,7 +115,7 @@ def test_export_compares_bleu_and_writes_json(
     assert {"bleu", "bleu_native"} <= found["parity"].keys()
 
 
-def test_what_the_engine_cannot_do_is_reported_once(
+def test_unsupported_requests_are_reported_once(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(model), "--to", "ctranslate2", "--quantization", "int8"]) == 0

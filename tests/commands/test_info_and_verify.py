@@ -28,7 +28,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def test_info_reports_what_a_model_is(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_describes_a_model(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(bundle)]) == 0
     out = capsys.readouterr().out
     assert "de to en" in out
@@ -160,9 +160,7 @@ def test_one_flipped_bit_is_found_and_the_file_named(
     assert [each["name"] for each in report["files"] if not each["ok"]] == [name]
 
 
-def test_extra_files_are_named_and_do_no_harm(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_extra_files_are_named_and_ignored(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "notes \x1b[31m.txt").write_text("mine")
     (copy / "more").mkdir()
     (copy / "engines").symlink_to(copy.parent)
@@ -194,7 +192,9 @@ def test_a_missing_file_is_named(copy: Path, capsys: pytest.CaptureFixture[str])
     assert "weights.safetensors" in capsys.readouterr().err
 
 
-def test_what_is_neither_model_nor_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_neither_model_nor_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", str(tmp_path)]) == 2
     assert "found no manifest.json in it" in capsys.readouterr().err
 
@@ -249,7 +249,7 @@ def test_info_lists_the_engines(with_engines: Path, capsys: pytest.CaptureFixtur
     assert max(map(len, map(str.rstrip, table.splitlines()))) <= 100
 
 
-def test_info_remembers_what_was_measured(
+def test_info_shows_stored_measurements(
     with_engines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("int8", "int8_float32"):

@@ -158,7 +158,7 @@ def test_a_stream_that_was_closed_is_replaced(stream: str, monkeypatch: pytest.M
         assert opened.name == os.devnull
 
 
-def test_translations_are_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translations_are_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is read as UTF-8 in every locale, so it is written as UTF-8."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))

@@ -46,7 +46,7 @@ def masked_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return folder / "model"
 
 
-def test_predict_fills_in_what_was_learned(
+def test_predict_fills_in_learned_tokens(
     masked_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["predict", "-m", str(masked_model)]

@@ -75,7 +75,7 @@ def test_curves_of_a_run_and_of_several_models(model, tmp_path, capsys) -> None:
     assert "the run has not written a model yet" in capsys.readouterr().err
 
 
-def test_a_classifier_has_what_it_can(tmp_path, capsys) -> None:
+def test_a_classifier_has_its_figures(tmp_path, capsys) -> None:
     model = write_classifier(tmp_path / "model")
     test = tmp_path / "test.jsonl"
     test.write_text("".join(json.dumps(dict(each.fields)) + "\n" for each in reviews(30, seed=4)))

@@ -84,7 +84,7 @@ def test_the_list_of_one_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--task must name a task; found 'clasify'; did you mean classify?" in err
 
 
-def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_is_grouped_by_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(entry.family for entry in RECIPES.values())
     assert main(["recipes"]) == 0
     shown = [

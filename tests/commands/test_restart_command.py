@@ -87,7 +87,7 @@ def wait_for(true, what: str) -> None:
 )
 @pytest.mark.slow  # quick tests of ranks that are lost: tests/faults/test_ranks.py
 @pytest.mark.parametrize("shard", ["on", "off"])
-def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
+def test_a_killed_rank_restarts_the_run_without_changing_it(backwards, shard):
     """Both ranks resume from the latest checkpoint with the losses of an uninterrupted run."""
     options = ("train.steps=120", f"train.fsdp={shard}")
     quiet = start(backwards, "quiet", *options, ranks=1)

@@ -188,7 +188,7 @@ def test_a_stop_is_no_error(
     )
 
 
-def test_what_makes_the_run_may_not_change(
+def test_settings_that_define_the_run_may_not_change(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train("--set=train.steps=2") == 0
@@ -221,7 +221,7 @@ def test_the_task_of_a_run_may_not_change(
     assert "instead of translate; choose another --out" in line
 
 
-def test_a_dry_run_writes_nothing_and_reports_what_it_would_take(
+def test_a_dry_run_writes_nothing_and_reports_an_estimate(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train("--dry-run") == 0
@@ -341,7 +341,7 @@ def test_user_error_is_one_line_and_nothing_is_written(
         ("text\n".encode("utf-16") * 60, "must be UTF-8"),
     ],
 )
-def test_a_bad_file_is_named_with_what_is_wrong(
+def test_a_bad_file_is_named_with_its_problem(
     content: bytes,
     words: str,
     train: Train,

@@ -71,7 +71,7 @@ def test_last_line_without_an_end_and_windows_lines(
     assert translate(bundle, capsys=capsys) == plain
 
 
-def test_nothing_in_nothing_out(
+def test_empty_input_has_empty_output(
     bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("")
@@ -289,7 +289,7 @@ def test_options_that_do_not_go_together(
     assert len(err.splitlines()) == 1
 
 
-def test_input_that_is_not_utf8_names_the_line_and_keeps_what_was_done(
+def test_input_that_is_not_utf8_names_the_line_and_keeps_earlier_outputs(
     bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Text in another code page is explained (tensorflow/nmt#240)."""

@@ -17,7 +17,7 @@ SEVERAL_LABELS = ("adhikari2019", "mullenbach2018")
 
 
 @pytest.mark.parametrize("name", recipes_of("classify"))
-def test_recipes_hold_together(name: str) -> None:
+def test_recipes_are_consistent(name: str) -> None:
     config = read_config(recipe=name)
     assert config.problems() == []
     assert config.task == "classify"

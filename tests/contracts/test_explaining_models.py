@@ -200,7 +200,7 @@ def test_a_model_without_cross_attention_has_no_alignment(decoder: str) -> None:
             draw(explanation.alignment, **labels)  # type: ignore[operator]
 
 
-def test_decoders_with_some_cross_attention_align_by_what_they_have() -> None:
+def test_decoders_with_some_cross_attention_align_by_those_layers() -> None:
     overrides = [
         "model.width=16",
         "model.heads=2",

@@ -171,7 +171,7 @@ def test_attributions_have_a_row_per_output(subject: Subject, explained: Explana
             assert all(np.isfinite(array).all() for array in arrays.values())
 
 
-def test_heads_add_up_to_what_left_the_module(subject: Subject) -> None:
+def test_heads_sum_to_the_modules_output(subject: Subject) -> None:
     predictor = subject.predictor
     attentions = {
         path: module

@@ -147,7 +147,7 @@ def test_the_commands_work(
     assert "nothing was trained" in capsys.readouterr().err
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_the_names_on_the_page_exist() -> None:
     for name in re.findall(r"`((?:dragoman|tests)/[\w/]+\.py)`", PAGE):
         assert (ROOT / name).is_file(), name
     for folder in re.findall(r"`((?:dragoman|tests)/[\w/]+/)`", PAGE):

@@ -85,7 +85,7 @@ def test_a_damaged_or_foreign_file_is_not_returned(
     assert trusted_cache_directory.read_cached(path) is None
 
 
-def test_what_is_stored_is_for_its_owner_alone_whatever_the_umask(folder: Path) -> None:
+def test_cached_files_are_private_with_any_umask(folder: Path) -> None:
     before = os.umask(0)
     try:
         inner = trusted_cache_directory.make_private_directory(folder / "a" / "b")

@@ -341,7 +341,7 @@ def test_an_import_that_translates_otherwise_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_path: Path) -> None:
+def test_files_outside_the_directory_are_not_read(sound: Path, tmp_path: Path) -> None:
     """A tokenizer's settings may name any file; only what was validated is handed to
     transformers.
     """

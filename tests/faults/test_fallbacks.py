@@ -264,7 +264,7 @@ def test_ranks_without_a_gpu_raise_instead_of_falling_back(monkeypatch: pytest.M
             device.select_train_device("cuda")
 
 
-def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
+def test_a_sentence_too_long_for_a_gpu_is_translated_on_the_cpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     translator = Translator.load(folder / "model", device="cpu")
@@ -326,7 +326,7 @@ def test_without_enough_memory_one_line_reports_it(
     ("engine", "precision", "expected"),
     [("ctranslate2", None, True), ("auto", "int8", True), ("native", None, False)],
 )
-def test_auto_is_a_cpu_for_what_runs_there_alone(
+def test_auto_selects_the_cpu_for_engines_without_gpu_support(
     engine: str, precision: str | None, expected: bool
 ) -> None:
     assert engine_selection.requires_cpu(engine, precision) == expected

@@ -246,7 +246,7 @@ def test_results_that_no_stdout_takes_are_an_error() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_command_ends_quietly_when_nobody_reads_its_results() -> None:
+def test_a_command_ends_quietly_when_its_output_pipe_is_closed() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -211,7 +211,7 @@ def test_a_batch_of_one_sentence_that_does_not_fit_is_skipped():
     assert oom_splitter.token_limits == {}
 
 
-def test_a_batch_as_large_as_what_fits_is_not_split():
+def test_a_batch_of_a_size_known_to_fit_is_not_split():
     corpus = Corpus(8)
     batch = corpus.collate(corpus.plan())(np.arange(8), 0)
     tokens = train_step.BatchPart(batch).padded_tokens
@@ -222,7 +222,7 @@ def test_a_batch_as_large_as_what_fits_is_not_split():
     assert [part.path for part in other] == [""], "the limit of another shape"
 
 
-def test_four_fifths_of_what_did_not_fit_are_tried_next():
+def test_four_fifths_of_the_failed_size_are_tried_next():
     corpus = Corpus(8)
     batch = corpus.collate(corpus.plan())(np.arange(8), 0)
     oom_splitter = OOMSplitter()
@@ -288,7 +288,7 @@ def test_parts_have_seeds_of_their_own():
     assert len(set(paths)) == len(paths) == len(batch)
 
 
-def test_halves_hold_every_row_once():
+def test_halves_contain_every_row_once():
     corpus = Corpus(8)
     for count in (2, 3, 5, 8):
         batch = corpus.collate(corpus.plan())(np.arange(count), 0)

@@ -1,4 +1,4 @@
-"""How the tasks besides translation are explained: what each task defines.
+"""The interface of explaining tasks besides translation: the parts that each task defines.
 
 A `TaskExplainer` holds one encoded input of a model and runs it again; the tasks' own are in the
 other modules of this folder. What is switched off by a name such as "e0.1" depends on the

@@ -364,7 +364,7 @@ def test_beams_share_the_keys_of_a_sentence_when_scanning() -> None:
     torch.testing.assert_close(found, expected.context)
 
 
-def test_what_cannot_scan_scores_every_key() -> None:
+def test_modules_without_scan_score_every_key() -> None:
     """Training, recording, short sources, scores of positions, and other alignments."""
     widths = {"query_width": 4, "key_width": 4, "score_width": 4}
     score, key = AdditiveScore(**widths), torch.randn(1, 300, 4)

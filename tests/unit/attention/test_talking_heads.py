@@ -58,7 +58,7 @@ def test_heads_start_as_if_they_did_not_talk() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_hidden_is_hidden_from_all_heads(causal: bool) -> None:
+def test_masked_keys_are_hidden_from_all_heads(causal: bool) -> None:
     torch.manual_seed(0)
     attention = SelfAttention(8, 4, kv_heads=2, window=1, talking_heads=True).double()
     talking_heads(attention)

@@ -538,7 +538,7 @@ def test_train_cpu(bench, monkeypatch, capsys):
     assert all(row["tokens_cpu_s"] > 0 and row["MiB"] > 50 for row in found["rows"])
 
 
-def test_train_cpu_names_what_failed(bench, monkeypatch):
+def test_train_cpu_names_the_failed_system(bench, monkeypatch):
     module = bench("train_cpu")
     monkeypatch.setattr(sys, "argv", ["bench/train_cpu.py", "--pairs", "0"])
     monkeypatch.setattr(module, "__file__", str(ROOT / "bench" / "nowhere.py"))

@@ -23,7 +23,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bench.classification")
 
 
-def test_it_runs_and_prints_what_scripts_read(
+def test_it_runs_and_prints_json_for_scripts(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--size", "tiny", "--steps", "2", "--device", "cpu", "--no-compile", "--only", "han"]

@@ -27,7 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bench.decode_cpu")
 
 
-def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
+def test_batches_contain_every_sentence_once_by_length(bench: Any) -> None:
     from bench import workload
 
     drawn = workload.sentences(50, 500)
@@ -136,7 +136,7 @@ def test_outputs_of_another_length_are_not_timed(bench: Any) -> None:
 WORKERS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from bench.core_layouts import ProcessPerCore, SingleProcess
+from bench.core_layouts import ProcessPerCore, OneProcess
 def load():
     def translate(batch, length):
         with open(sys.argv[2], "a") as file:
@@ -145,7 +145,7 @@ def load():
             raise ValueError("unlucky")
         return [[1] * length for _ in batch]
     return translate
-for kind in (ProcessPerCore, SingleProcess):
+for kind in (ProcessPerCore, OneProcess):
     layouts = kind(load, 2)
     layouts([[[5, 6]]] * 6)
     assert layouts.peak_mib() > 1
@@ -271,7 +271,7 @@ def test_a_toolkit_that_cannot_be_installed_is_left_out(
     assert "native float32         20.0" in messages.out
 
 
-def test_toolkits_take_part_when_all_peers_are_asked_for(
+def test_toolkits_are_included_in_all_peers(
     bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     some = bench.select_systems(argparse.Namespace(peers="some", only=None))

@@ -26,7 +26,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("member", ["words", "xl"])
-def test_it_runs_and_prints_what_scripts_read(
+def test_it_runs_and_prints_json_for_scripts(
     bench: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -65,7 +65,7 @@ def test_both_models_are_of_one_size(bench: ModuleType, member: str) -> None:
     assert count_parameters(plain) - positions == pytest.approx(ours, rel=0.02)
 
 
-def test_the_plain_transformer_xl_computes_what_ours_does(bench: ModuleType) -> None:
+def test_the_plain_transformer_xl_equals_ours(bench: ModuleType) -> None:
     """With the same weights, both give the same loss over two segments."""
     task, store = bench.build_task(bench.MEMBERS["xl"], argparse.Namespace(size="tiny"), CPU)
     torch.manual_seed(0)

@@ -63,7 +63,7 @@ def parse_arguments(timing: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -
 # The arithmetic
 
 
-def test_windows_hold_means_spreads_and_errors(curves: Any) -> None:
+def test_windows_have_means_spreads_and_errors(curves: Any) -> None:
     """Computed by hand, for runs whose loss is constant in each tenth."""
     plain = [[mean] * 5 + [0.0] * 45 for mean in (1.0, 2.0, 3.0)]
     ours = [[mean] * 5 + [1.0] * 45 for mean in (3.0, 5.0, 7.0)]
@@ -101,7 +101,7 @@ def test_the_mean_is_over_the_window_before_the_spread_is_over_runs(curves: Any)
 
 
 @pytest.mark.parametrize(("updates", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (500, {50})])
-def test_windows_hold_every_step_once(curves: Any, updates: int, sizes: set[int]) -> None:
+def test_windows_contain_every_step_once(curves: Any, updates: int, sizes: set[int]) -> None:
     curve = [float(update) for update in range(1, updates + 1)]
     windows = curves.compare([curve, curve], [curve, curve])
     assert len(windows) == min(updates, 10)
@@ -128,8 +128,8 @@ def test_how_often_equal_groups_are_two_errors_apart(curves: Any) -> None:
 
 
 def test_pairs_are_compared_step_by_step(curves: Any) -> None:
-    base = curves.Run([1.0, 5.0, 9.0], [1.0, 2.0, 4.0], {})
-    ours = curves.Run([1.5, 5.0, 10.0], [1.0, 2.5, 6.0], {})
+    base = curves.LossCurve([1.0, 5.0, 9.0], [1.0, 2.0, 4.0], {})
+    ours = curves.LossCurve([1.5, 5.0, 10.0], [1.0, 2.5, 6.0], {})
     found = curves.paired_differences(ours, base)
     assert found["nll"] == pytest.approx(0.5)  # of 0.5, 0 and 1
     assert found["nll_error"] == pytest.approx(0.5 / 3**0.5)
@@ -200,7 +200,7 @@ def test_options_reach_the_runs(curves: Any, timing: Any, monkeypatch: pytest.Mo
         track,
         "_run",
         lambda label, config, *_: (
-            configs.append(config) or curves.Run([], [], {"weight": torch.ones(1)})
+            configs.append(config) or curves.LossCurve([], [], {"weight": torch.ones(1)})
         ),
     )
     track.train("any", {"precision": "float32", "compile": "off"}, 4)
@@ -344,7 +344,7 @@ def test_weights_that_move_are_rejected(
 ) -> None:
     plain = curves.compared_setups(torch.device("cpu"))["plain float32"]
     monkeypatch.setattr(
-        track, "_run", lambda *_: curves.Run([], [], {"weight": torch.tensor([1.0, 2.5])})
+        track, "_run", lambda *_: curves.LossCurve([], [], {"weight": torch.tensor([1.0, 2.5])})
     )
     with pytest.raises(AssertionError, match=r"found a change of 0\.5"):
         track.run_frozen("plain", plain, 1, {"weight": torch.tensor([1.0, 2.0])})

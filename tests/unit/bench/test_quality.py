@@ -96,7 +96,9 @@ def test_models_are_trained_before_the_rows_that_use_them(quality, tmp_path, mon
     for part, count in (("dev", 2), ("test_2016_flickr", 3), ("test_2017_flickr", 1)):
         (tmp_path / "multi30k").mkdir(exist_ok=True)
         quality.write_text(tmp_path / f"multi30k/{part}.en", "a\n" * count)
-    monkeypatch.setattr(quality.Corpus, "file", lambda _, part, lang: f"multi30k/{part}.{lang}")
+    monkeypatch.setattr(
+        quality.CorpusFiles, "file", lambda _, part, lang: f"multi30k/{part}.{lang}"
+    )
     ran = []
 
     def run(self, run, arguments):
@@ -116,7 +118,7 @@ def test_models_are_trained_before_the_rows_that_use_them(quality, tmp_path, mon
     folders = {name: tmp_path / name for name in ("work", "out")}
     (tmp_path / "out").mkdir()
     runner = quality.Runner(data=tmp_path, jobs=1, **folders)
-    tuned = quality.Run(quality.find_row("ab_m30k_ende_bidirectional"), 2)
+    tuned = quality.QualityRun(quality.find_row("ab_m30k_ende_bidirectional"), 2)
     record = runner.finish(tuned)
     first = str(tmp_path / "work" / "ab_m30k_ende_both-2")
     assert [arguments[2] for arguments in ran] == ["train", "translate", "train", "translate"]

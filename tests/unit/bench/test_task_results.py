@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.task_results import ROWS, Run, main, print_table, run_one
+from bench.task_results import ROWS, TaskRun, main, print_table, run_one
 
 
 def test_every_row_lists_its_command(
@@ -40,7 +40,7 @@ def test_a_row_is_tested_in_each_of_its_variants(
 
     monkeypatch.setattr(subprocess, "run", run)
     [row] = [row for row in ROWS if row.name == "books_xl"]
-    result = run_one(Run(row, 1), "DATA", tmp_path, [], "5m")
+    result = run_one(TaskRun(row, 1), "DATA", tmp_path, [], "5m")
     assert commands[0][:3] == ["train", "--task", "language"]
     assert "5m" in commands[0]
     assert [command[-2:-1] for command in commands[2:]] == [

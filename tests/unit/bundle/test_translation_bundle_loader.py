@@ -77,7 +77,7 @@ def write(path: Path, **options) -> None:
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
+def test_a_written_bundle_is_read_back(tmp_path: Path, joint: bool) -> None:
     config, tokenizers, weights = make(joint=joint)
     write_bundle(
         tmp_path / "m",
@@ -112,7 +112,7 @@ def test_a_bundle_may_have_a_calibration(tmp_path: Path) -> None:
     assert not (tmp_path / "m" / layout.CALIBRATION).exists()
 
 
-def test_the_card_reports_what_the_confidence_means(tmp_path: Path) -> None:
+def test_the_card_explains_the_confidence(tmp_path: Path) -> None:
     text = write_card(Card(), Config(), parameters=1, calibration=CALIBRATION)
     assert "## Confidence" in text
     assert "a sentence chrF of at least 61.5, the median of the validation set" in text
@@ -587,7 +587,7 @@ def test_the_text_of_a_card_may_be_given_whole(tmp_path: Path) -> None:
     assert Bundle.load(tmp_path).card == "# Mine\n"
 
 
-def test_the_card_carries_scores_with_signatures_and_reports_what_is_unknown() -> None:
+def test_the_card_has_scores_with_signatures_and_names_missing_facts() -> None:
     """A score without its signature cannot be compared (fairseq#2593, #637, #3245)."""
     config = Config().replace(data={"src_lang": "no", "tgt_lang": "en"})
     card = Card(

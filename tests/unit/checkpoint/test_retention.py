@@ -138,7 +138,7 @@ def test_prune_never_touches_what_another_run_wrote(tmp_path):
         assert run.steps() == [1, 4]
 
 
-def test_prune_leaves_what_does_not_verify(run):
+def test_prune_keeps_checkpoints_that_do_not_verify(run):
     save_checkpoint(run, 1, 2, 3)
     os.truncate(run.path / "step-00000001" / "weights.safetensors", 3)
     assert run.prune(1) == [2]

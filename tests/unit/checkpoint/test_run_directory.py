@@ -236,7 +236,7 @@ def test_changed_thread_count_is_warned_about(tmp_path, caplog):
         assert run.environment_changes_since(newest) == ["threads 1 -> 2"]
 
 
-def test_environment_has_what_bit_exactness_depends_on(run):
+def test_environment_covers_all_that_affects_bit_exactness(run):
     save_checkpoint(run, 1)
     assert run.latest().environment.keys() == {
         "torch",

@@ -34,7 +34,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return found
 
 
-def test_a_bar_counts_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_counts_and_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     with progress("translating", 3, "lines") as bar:
         assert list(track("abc", bar)) == ["a", "b", "c"]
@@ -43,14 +43,14 @@ def test_a_bar_counts_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar.done == 3
 
 
-def test_what_has_no_count_shows_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_without_a_count_shows_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     with progress("exporting to onnx"):
         pass
     assert "exporting to onnx" in screen.getvalue()
 
 
-def test_what_is_soon_done_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_phase_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     monkeypatch.setattr(module, "DELAY_SECONDS", 60.0)
     threads = threading.active_count()

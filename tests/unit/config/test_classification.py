@@ -19,7 +19,7 @@ def test_lists_of_numbers_are_read_from_numbers_and_text() -> None:
         convert_value(["three"], kind)
 
 
-def test_the_defaults_hold_together() -> None:
+def test_the_defaults_are_consistent() -> None:
     assert not list(ClassifyConfig().problems())
 
 

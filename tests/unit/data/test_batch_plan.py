@@ -206,7 +206,7 @@ def windowed(count: int = 5000) -> BatchPlan:
     return plan_of(count, block=256, window=4)
 
 
-def test_windows_hold_every_pair_once_and_change_with_the_epoch() -> None:
+def test_windows_contain_every_pair_once_and_change_with_the_epoch() -> None:
     plan = windowed()
     for epoch in range(3):
         batches = plan.epoch(epoch)

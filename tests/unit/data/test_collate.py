@@ -141,7 +141,7 @@ def test_moving_keeps_everything() -> None:
     assert moved.to(torch.device("meta")).src.device.type == "meta"
 
 
-def test_collating_fetches_the_pairs_asked_for(store: TokenStore, tokenizers: Tokenizers) -> None:
+def test_collating_fetches_the_requested_pairs(store: TokenStore, tokenizers: Tokenizers) -> None:
     batch = collate(store, np.array([2, 0]))
     assert batch.examples.tolist() == [2, 0]
     for row, number in enumerate((2, 0)):

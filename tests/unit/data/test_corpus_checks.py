@@ -374,7 +374,7 @@ def test_leakage_is_found_after_folding_case_punctuation_and_width(tmp_path: Pat
     assert result["held-out sources in the corpus"] == (3, [6, 10, 12])
 
 
-def test_every_translation_of_a_held_out_source_is_looked_for(tmp_path: Path) -> None:
+def test_every_translation_of_a_held_out_source_is_searched(tmp_path: Path) -> None:
     src, tgt = sentences(300)
     src[5], tgt[5] = "Ein Hund läuft.", "A dog runs."
     src[9], tgt[9] = "Ein Hund läuft.", "A dog is running."
@@ -414,7 +414,7 @@ def test_an_empty_corpus_has_no_problem_of_its_own(tmp_path: Path) -> None:
     assert problems(corpus_of(tmp_path, [], [])) == {}
 
 
-def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_an_unreadable_corpus_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.de.gz").write_bytes(b"\x1f\x8b broken")
     (tmp_path / "x.en").write_bytes(b"a\n")
     with pytest.raises(DataError, match=r"x\.de\.gz must be a valid gzip file"):

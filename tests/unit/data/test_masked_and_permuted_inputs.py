@@ -73,7 +73,7 @@ def test_at_least_one_token_is_predicted() -> None:
     assert [predicted_count(length, 0.15) for length in (1, 3, 10, 20)] == [1, 1, 2, 3]
 
 
-def test_ranks_are_an_order_of_what_is_predicted() -> None:
+def test_ranks_are_an_order_of_the_predicted_tokens() -> None:
     ranks = factorization_ranks(5, np.array([[3, 0], [1, 4]]))
     assert ranks.tolist() == [[2, 0, 0, 1, 0], [0, 1, 0, 0, 2]]
 

@@ -343,7 +343,7 @@ def test_one_column_is_not_both_sides(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_unclear_columns_are_asked_for(tmp_path: Path, names: tuple[str, str], fix: str) -> None:
+def test_ambiguous_columns_must_be_named(tmp_path: Path, names: tuple[str, str], fix: str) -> None:
     """By options that every command with --pairs has."""
     line = json.dumps(dict(zip(names, ("eins", "one"), strict=True)))
     corpus = pairs_file(tmp_path, "x.jsonl", f"{line}\n")
@@ -511,7 +511,7 @@ def test_one_column_cannot_be_both_sides(tmp_path: Path) -> None:
         sides(pairs_file(tmp_path, "p.tsv", "a\tb\n", ColumnSelection("2", "2")))
 
 
-def test_a_column_asked_for_by_name_where_there_are_none(tmp_path: Path) -> None:
+def test_a_named_column_in_a_file_without_names(tmp_path: Path) -> None:
     """The first row is a sentence and not a header: it is quoted, but not all of it."""
     with pytest.raises(
         DataError,

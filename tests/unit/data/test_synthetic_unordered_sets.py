@@ -127,7 +127,7 @@ def test_the_digest_of_sets_covers_how_they_are_divided():
     assert changed.digest not in digests
 
 
-def test_the_digest_of_generated_sets_covers_what_they_are_a_function_of():
+def test_the_digest_of_generated_sets_covers_their_parameters():
     stores = [
         GeneratedSets(problem, count)
         for problem in (

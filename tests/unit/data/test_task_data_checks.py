@@ -270,13 +270,13 @@ def test_targets_of_sets_are_labels_if_the_first_one_is(tmp_path):
         ("tag", '{"tokens": ["a"], "tags": ["X"]}', '{"tokens": "a b", "tags": ["X"]}'),
     ],
 )
-def test_what_training_rejects_is_broken(tmp_path, task, good, bad):
+def test_records_that_training_rejects_are_reported_as_broken(tmp_path, task, good, bad):
     report = check_labels(read_rows([write(tmp_path / "t.jsonl", [good, bad])]), task=task)
     assert lines_by_code(report)["broken"] == [2]
     assert report.examples == 1
 
 
-def test_progress_is_reported_by_ten_thousands_if_asked_for(tmp_path):
+def test_progress_is_reported_every_ten_thousand_records(tmp_path):
     row = '{"text": "%d", "label": "%s"}'
     train = write(tmp_path / "train.jsonl", [row % (n, "ab"[n % 2]) for n in range(20_001)])
     seen = []

@@ -77,7 +77,7 @@ def test_only_lf_ends_a_line(tmp_path: Path, data: bytes, lines: list[str]) -> N
         max_size=30,
     )
 )
-def test_lines_come_back_whatever_the_chunks(
+def test_lines_are_read_back_for_any_chunks(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
     import dragoman.data.compressed_input_streams as streams

@@ -27,7 +27,7 @@ def tokenizers() -> Tokenizers:
     )
 
 
-def test_all_workers_give_what_one_gives(
+def test_many_workers_return_the_same_as_one(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_store_builder, "BLOCK_PAIRS", 100)

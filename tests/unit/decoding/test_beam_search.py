@@ -408,7 +408,7 @@ def test_all_problems_of_sampling_are_reported_together() -> None:
     assert len(caught.value.problems) == 3
 
 
-def test_beam_search_keeps_four_hypotheses_and_returns_one_unless_told_otherwise() -> None:
+def test_beam_search_keeps_four_hypotheses_and_returns_one_by_default() -> None:
     assert BeamSearch() == BeamSearch(size=4, nbest=1, penalty=WuLengthPenalty(0.6))
 
 

@@ -85,7 +85,7 @@ def trace_batch(
     ngram=st.sampled_from([0, 0, 1, 2]),
     min_length=st.sampled_from([0, 0, 2]),
 )
-def test_every_node_agrees_with_a_search_that_judges_all_candidates(
+def test_every_node_agrees_with_a_search_over_all_candidates(
     source, size, data, alpha, limit, peak, end, vocabulary, ngram, min_length
 ) -> None:
     nbest = data.draw(st.integers(1, size))
@@ -153,7 +153,7 @@ def test_the_traces_of_a_batch_are_those_of_its_sentences(size: int) -> None:
 
 
 @pytest.mark.parametrize("source", range(6))
-def test_an_observer_does_not_change_what_is_found(source: int) -> None:
+def test_an_observer_does_not_change_the_result(source: int) -> None:
     model = TableModel(vocabulary=9)
     strategies = [BeamSearch(4, 3), BeamSearch(1), GreedySearch()]
     for strategy in (*strategies, GreedySearch(WuLengthPenalty(2.0))):
@@ -181,7 +181,7 @@ def test_sampling_has_no_trace() -> None:
     assert traces == []
 
 
-def test_a_kept_hypothesis_that_dies_shows_the_continuation_that_lost() -> None:
+def test_a_kept_hypothesis_without_a_successor_shows_its_best_continuation() -> None:
     for source in range(30):
         _, [trace] = trace_batch(
             TableModel(vocabulary=12, peak=3.0), [source], BeamSearch(5), limit=6
@@ -248,7 +248,7 @@ def test_a_large_trace_loses_its_worst_candidates_first() -> None:
     )
 
 
-def test_the_n_best_stay_whatever_the_limit() -> None:
+def test_the_n_best_are_kept_with_any_limit() -> None:
     strategy = BeamSearch(4, 4)
     _, [trace] = trace_batch(TableModel(), [5], strategy, limit=6)
     smallest = limit_nodes(trace, 1)

@@ -222,7 +222,7 @@ STRATEGIES = [
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: each.name)
 @pytest.mark.parametrize("vocabulary", [CHARACTERS, SUBWORDS, WORDS], ids=["ch", "sub", "word"])
-def test_no_search_violates_a_constraint_or_comes_to_a_dead_end(
+def test_no_search_violates_a_constraint_or_reaches_a_dead_end(
     vocabulary: TokenCharacters, strategy: SearchStrategy
 ) -> None:
     limit = 6
@@ -441,7 +441,7 @@ def test_control_characters_and_the_escape_of_the_tokenizer_are_never_written(
     assert not is_written
 
 
-def test_bytes_do_not_write_what_no_copy_and_mirror_would_have_to_remember() -> None:
+def test_bytes_are_forbidden_under_no_copy_and_mirror() -> None:
     """Which characters were written is known of those in the vocabulary only."""
     for constraint in (NoCopy(), Mirror()):
         automaton = CompiledConstraints([constraint], BYTES).bind("éé")
@@ -690,7 +690,7 @@ def test_an_error_names_the_constraints_that_conflict_and_no_others() -> None:
     assert "found one that no output continues for 'xyz' (line 3)" in found
 
 
-def test_an_error_says_what_to_change() -> None:
+def test_an_error_names_the_setting_to_change() -> None:
     """Not the prefix, if no output fulfils the constraints anyway."""
     rules = [Require(["ab"]), Forbid(["ab"])]
     assert conflict(rules, "xyz").endswith("drop one of them")
@@ -767,7 +767,7 @@ def test_a_hard_combination_is_decided_exactly() -> None:
     assert seen == {True, False}
 
 
-def test_what_a_mirrored_character_became_decides_the_rest() -> None:
+def test_the_translation_of_a_mirrored_character_is_reused() -> None:
     """After `.` the pattern is in one state, and only the character that replaced x is allowed
     there again.
     """
@@ -783,7 +783,7 @@ def test_what_a_mirrored_character_became_decides_the_rest() -> None:
 
 @pytest.mark.parametrize("pattern", ["z(,z|bq)", "z(bz|,q)"])
 @pytest.mark.parametrize("letters", ["bq,z", ",bqz", "zq,b", "zqb,"])
-def test_no_copy_tells_punctuation_from_letters(pattern: str, letters: str) -> None:
+def test_no_copy_distinguishes_punctuation_from_letters(pattern: str, letters: str) -> None:
     """A search that takes a comma and a letter for interchangeable tries only one of them."""
     compiled = CompiledConstraints(
         [NoCopy(), Regex(pattern)], TokenCharacters([*SPECIAL, *letters])

@@ -37,7 +37,7 @@ def random_pattern(rng: random.Random, depth: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_patterns_match_what_python_matches(seed: int) -> None:
+def test_random_patterns_match_the_same_texts_as_in_python(seed: int) -> None:
     rng = random.Random(seed)
     matched = 0
     for _ in range(250):
@@ -61,7 +61,7 @@ def test_random_patterns_match_what_python_matches(seed: int) -> None:
     "pattern",
     ["a{", "a{x}", "a{,}", "{a", "]", "}", "[]a]", "[a-]", "[-a]", "a{1", "[^]]", "", "a|"],
 )
-def test_what_is_no_syntax_is_a_literal_as_in_python(pattern: str) -> None:
+def test_characters_without_syntax_are_literals_as_in_python(pattern: str) -> None:
     expression = parse_pattern(pattern)
     alphabet = Alphabet(collect_sets(expression))
     dfa = build_dfa(expression, alphabet)

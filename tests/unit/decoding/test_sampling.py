@@ -39,7 +39,7 @@ def test_epsilon_is_of_the_models_own_probabilities() -> None:
     assert [found[1], found[3]] == pytest.approx((kept / kept.sum()).tolist(), abs=1e-3)
 
 
-def test_top_p_counts_what_epsilon_left() -> None:
+def test_top_p_is_applied_after_epsilon() -> None:
     assert frequencies(Sampling(epsilon=0.25, top_p=0.5)) == [0, 1, 0, 0, 0]
 
 
@@ -75,12 +75,12 @@ def test_a_finished_sample_is_kept_beside_a_truncated_one_of_the_same_tokens() -
     assert finished == sorted(finished, reverse=True)
 
 
-def test_top_p_counts_what_top_k_left() -> None:
+def test_top_p_is_applied_after_top_k() -> None:
     """Of 0.4 and 0.3 the first alone has more than 0.55."""
     assert frequencies(Sampling(top_k=2, top_p=0.55)) == [0, 1, 0, 0, 0]
 
 
-def test_epsilon_does_not_count_what_top_k_left() -> None:
+def test_epsilon_applies_to_the_full_distribution() -> None:
     """0.3 of the model is below 0.35, though it is more of the two best."""
     assert frequencies(Sampling(top_k=2, epsilon=0.35)) == [0, 1, 0, 0, 0]
 
@@ -143,7 +143,7 @@ def test_samples_are_ranked_by_score_and_the_unfinished_come_last() -> None:
             )
 
 
-def test_equal_samples_are_returned_once_unless_all_are_asked_for() -> None:
+def test_equal_samples_are_returned_once_unless_all_are_requested() -> None:
     def draw(*, distinct: bool) -> list[tuple[list[int], bool]]:
         strategy = Sampling(seed=4, samples=40, distinct=distinct)
         [found] = search(TableModel(), torch.tensor([3]), limits=[2], strategy=strategy)

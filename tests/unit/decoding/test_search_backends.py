@@ -225,7 +225,7 @@ class SeldomReadBackend(SearchBackend):
     sync_every_steps = 4
 
 
-def test_what_a_finished_sentence_would_go_on_with_is_not_looked_at() -> None:
+def test_continuations_of_a_finished_sentence_are_ignored() -> None:
     """It stays in the batch until the host reads the beam state; a NaN there is not an error."""
 
     class Ending(HashModel):
@@ -336,7 +336,7 @@ def test_decoder_states_of_every_family_follow_the_beams(name: str, size: int) -
 @pytest.mark.parametrize(
     "strategy", [GreedySearch(), BeamSearch(size=4, nbest=2)], ids=["greedy", "beam"]
 )
-def test_a_gpu_finds_what_a_cpu_finds(name: str, strategy: Any) -> None:
+def test_a_gpu_finds_the_same_as_a_cpu(name: str, strategy: Any) -> None:
     found = []
     for device in ("cpu", "cuda"):
         model, memory = models(name, device)

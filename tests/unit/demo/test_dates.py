@@ -27,7 +27,7 @@ def writer() -> DateWriter:
     return DateWriter()
 
 
-def test_the_forms_that_people_write(writer: DateWriter) -> None:
+def test_common_date_formats(writer: DateWriter) -> None:
     """The first lesson needs no download (annotated-transformer#96)."""
     day = datetime.date(1979, 5, 3)
     assert "3. Mai 1979" in writer.forms(day, "de")
@@ -61,7 +61,7 @@ def test_no_form_can_be_read_as_two_dates(locale: str) -> None:
         )
 
 
-def test_no_text_stands_for_two_dates() -> None:
+def test_no_text_has_two_dates() -> None:
     meaning: dict[str, str] = {}
     writer = DateWriter()
     for month in range(1, 13):

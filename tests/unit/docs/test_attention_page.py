@@ -25,7 +25,7 @@ def shown(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_a_block_runs_alone_and_prints_what_it_shows(number: int) -> None:
+def test_a_block_runs_alone_and_prints_the_shown_output(number: int) -> None:
     printed, names = io.StringIO(), {"__name__": "attention_page"}
     with (
         torch.random.fork_rng(devices=[]),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "explanation.md").read_text(encoding="utf-8")
 
 
-def test_the_block_prints_what_it_shows() -> None:
+def test_the_block_prints_the_shown_output() -> None:
     [block] = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

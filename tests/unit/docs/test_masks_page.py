@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTIL
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_a_block_runs_alone_and_prints_what_it_shows(number: int) -> None:
+def test_a_block_runs_alone_and_prints_the_shown_output(number: int) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(BLOCKS[number], f"masks.md, block {number + 1}", "exec"), {})
@@ -26,7 +26,7 @@ def test_a_block_runs_alone_and_prints_what_it_shows(number: int) -> None:
     assert printed.getvalue().splitlines() == expected
 
 
-def test_what_it_names_exists() -> None:
+def test_all_names_exist() -> None:
     rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([a-z]+\d{4}\w*)`", row[-2])}
     assert named

@@ -29,7 +29,7 @@ def shown(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_run_and_print_what_they_show(page: str) -> None:
+def test_the_blocks_run_and_print_the_shown_output(page: str) -> None:
     names: dict[str, Any] = {"__name__": "walkthrough"}
     with (
         torch.random.fork_rng(devices=[]),

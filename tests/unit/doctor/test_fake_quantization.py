@@ -30,7 +30,7 @@ def whole_numbers(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return (levels[0] @ levels[1].T) * scales[0] * scales[1].T
 
 
-def test_a_linear_layer_gives_what_whole_numbers_give() -> None:
+def test_a_fake_quantized_layer_equals_integer_arithmetic() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(48, 20), torch.randn(7, 48) * torch.logspace(-3, 3, 7).unsqueeze(1)
     with torch.no_grad(), SimulatedInt8():

@@ -20,7 +20,7 @@ def check(name: str) -> CheckResult:
     return next(result for result in run_installation_checks() if result.name == name)
 
 
-def test_every_check_reports_what_it_found() -> None:
+def test_every_check_reports_its_finding() -> None:
     names = []
     results = list(run_installation_checks(on_check=names.append))
     assert [result.name for result in results] == names

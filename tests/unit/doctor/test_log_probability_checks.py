@@ -354,7 +354,7 @@ def test_sentences_are_the_given_ones_or_the_golden_ones_or_made_up(parts: Parts
     assert alone.sources == parts.subject(golden=None).sources, "the same each time"
 
 
-def test_long_sentences_are_cut_to_what_learned_positions_reach(parts: Parts) -> None:
+def test_long_sentences_are_cut_to_the_learned_positions(parts: Parts) -> None:
     config = parts.config.replace(model={"positions": "learned", "max_positions": 16})
     torch.manual_seed(0)
     model = build_model(config.model, src_vocab_size=300, tgt_vocab_size=300).eval()
@@ -405,7 +405,7 @@ def test_tolerances_are_those_of_the_documentation(parts: Parts) -> None:
     assert found == expected
 
 
-def test_no_more_sentences_are_taken_than_asked_for(parts: Parts) -> None:
+def test_no_more_sentences_are_taken_than_requested(parts: Parts) -> None:
     texts = [f"{'ein ' * (1 + number % 6)}mann" for number in range(20)]
     assert parts.subject(texts=texts).origin == "16 given sentences"
     assert parts.subject(texts=["", *texts], sentences=5).origin == "4 given sentences"

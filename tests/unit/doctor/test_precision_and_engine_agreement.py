@@ -89,7 +89,7 @@ def nudged(model: EncoderDecoder, size: float) -> EncoderDecoder:
         ("ours-int8", 0.3, "FAIL"),
     ],
 )
-def test_an_engine_is_held_to_what_its_numbers_allow(
+def test_the_tolerance_of_an_engine_depends_on_its_precision(
     parts: Parts, name: str, size: float, verdict: str
 ) -> None:
     finding = examined(parts, Other(nudged(parts.model, size), name))

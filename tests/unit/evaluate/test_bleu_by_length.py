@@ -30,7 +30,7 @@ def test_a_bucket_has_at_least_twenty_sentences_or_so(
     assert [(bucket.shortest, bucket.longest) for bucket in found] == edges
 
 
-def test_there_are_no_more_buckets_than_asked_for() -> None:
+def test_there_are_no_more_buckets_than_requested() -> None:
     texts = texts_of(range(1, 61))
     found = score_by_length(texts, texts, texts, BLEU(), buckets=2, samples=2).buckets
     assert [bucket.sentences for bucket in found] == [31, 29]

@@ -63,7 +63,7 @@ def test_a_difference_in_case_is_no_change_with_lowercase() -> None:
     assert cased.line == 3
 
 
-def test_no_more_sentences_than_asked_for() -> None:
+def test_no_more_sentences_than_requested() -> None:
     assert len(largest_changes(BAD, GOOD, REFERENCES, show=4)) == 4
 
 

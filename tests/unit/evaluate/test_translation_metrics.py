@@ -220,13 +220,13 @@ def test_a_language_wins_over_the_script_with_a_warning(
         ("zh-TW", CHINESE[1]),
     ],
 )
-def test_what_agrees_is_not_warned_about(tag: str, texts: list[str]) -> None:
+def test_matching_languages_raise_no_warning(tag: str, texts: list[str]) -> None:
     assert not [
         each for each in choose_tokenizer("", tag, texts).warnings if "but the references" in each
     ]
 
 
-def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
+def test_a_requested_tokenizer_is_used_and_ter_keeps_the_script() -> None:
     hypotheses, references = CHINESE
     found = score_translations(hypotheses, references, tokenize="char")
     assert found.notes == ("BLEU tokenizer char: set by --tokenize",)
@@ -234,7 +234,7 @@ def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
 
 
 @pytest.mark.parametrize(("tag", "asian"), [("de", "asian:no"), ("zh", "asian:yes")])
-def test_the_target_language_decides_ter_whatever_the_tokenizer(tag: str, asian: str) -> None:
+def test_the_target_language_decides_ter_with_any_tokenizer(tag: str, asian: str) -> None:
     for hypotheses, references in (CHINESE, (HYPOTHESES, REFERENCES)):
         found = score_translations(hypotheses, references, tokenize="char", tgt_lang=tag)
         assert "tok:char" in found.bleu.signature

@@ -257,7 +257,7 @@ def test_the_best_of_a_beam_is_the_same_whether_one_or_all_are_returned(
         assert [row[0].score for row in one] == pytest.approx([row[0].score for row in every])
 
 
-def test_engine_reports_what_it_does_not_support(
+def test_engine_reports_unsupported_requests(
     pair: tuple[NativeEngine, CTranslate2Engine, Tokenizers],
 ) -> None:
     _, engine, _ = pair

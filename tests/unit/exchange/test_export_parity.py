@@ -288,7 +288,7 @@ def test_graphs_have_at_most_2048_positions(positions: int, exported: int) -> No
     assert max_exported_positions(config) == exported
 
 
-def test_two_tokens_of_one_string_cannot_be_told_apart() -> None:
+def test_two_tokens_of_one_string_are_indistinguishable() -> None:
     class Repeated:
         def __len__(self) -> int:
             return 3

@@ -148,7 +148,7 @@ def test_batches_of_one_and_lengths_that_were_not_traced(exported: tuple[Path, P
             assert state["decoder_0_cache_key_value"].shape[-2] == number + 1
 
 
-def test_the_loop_on_the_page_writes_what_the_model_writes(
+def test_the_loop_on_the_page_reproduces_the_models_output(
     exported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "export.md").read_text("utf-8")

@@ -35,7 +35,7 @@ def test_a_prefix_lm_is_rejected_by_name(check) -> None:
         {"embedding_width": 16, "fix_norm": True},
     ],
 )
-def test_a_table_times_its_scale_is_what_the_embedding_returns(settings) -> None:
+def test_a_table_times_its_scale_equals_the_embedding(settings) -> None:
     model, tokenizers, _ = build_exportable_model(**settings)
     for side, vocabulary in (("src", tokenizers.src), ("tgt", tokenizers.tgt)):
         table, scale = embedding_table(model, side)

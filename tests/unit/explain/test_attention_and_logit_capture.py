@@ -110,7 +110,7 @@ def test_captures_of_a_prefix_lm_do_not_depend_on_padding() -> None:
 
 @pytest.mark.parametrize("block", ["transformer", "conv"])
 @torch.no_grad()
-def test_contributions_are_the_norms_of_what_a_head_adds_for_a_key(block: str) -> None:
+def test_contributions_are_the_norms_of_a_heads_terms(block: str) -> None:
     """With all other weights zero, the attention's output is that much longer than its bias."""
     torch.manual_seed(0)
     config = ModelConfig(encoder=(block,), decoder=(block,), width=16, heads=2, ffn_width=32)

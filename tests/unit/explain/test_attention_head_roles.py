@@ -118,7 +118,7 @@ def test_queries_of_a_memory_are_the_tokens_that_were_read() -> None:
     assert dict(found.labels)["same token"] == pytest.approx(1.0)
 
 
-def test_a_head_that_reads_what_is_everywhere_has_no_label() -> None:
+def test_no_head_is_labelled_rare_where_most_tokens_are_rare() -> None:
     """Where most tokens are rare, so is what any head reads."""
     rare = TokenizedText(
         TEXT.text, tokens=[*(Token(9, "x", (0, 0), rank=99),) * 7, TEXT.tokens[-1]]

@@ -53,7 +53,7 @@ def test_one_layer_and_one_head() -> None:
         ({"kind": "encoder", "layer": 1}, r"--layer must be 0, .* encoder.*; found 1"),
     ],
 )
-def test_what_is_out_of_range_names_the_range(options, message) -> None:
+def test_an_index_out_of_range_names_the_range(options, message) -> None:
     with pytest.raises(ConfigError, match=message):
         select_views(make_explanation(), **options)
 

@@ -137,7 +137,7 @@ def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
 
 
 @pytest.mark.parametrize("decoder", [each for each in DECODERS if each != "sru"])
-def test_attention_x_gradient_is_the_slope_of_what_each_head_reads(decoder: str) -> None:
+def test_attention_x_gradient_is_the_slope_of_each_heads_input(decoder: str) -> None:
     """Scale all weights that one head gives one source token, by the model's public hooks."""
     pair = tiny_pair(tiny_model("transformer", decoder).double())
     model, step = pair.model, 1e-6
@@ -272,7 +272,7 @@ def test_value_zeroing_is_a_run_without_the_values() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("decoder", [*DECODERS, "lstm(attention=additive, alignment=monotonic)"])
-def test_no_token_explains_what_came_before_it(method: str, decoder: str) -> None:
+def test_no_token_explains_an_earlier_one(method: str, decoder: str) -> None:
     pair = tiny_pair(tiny_model(decoder=decoder))
     if method == "value_zeroing" and decoder == "sru":
         pair = tiny_pair(tiny_model("transformer", decoder))

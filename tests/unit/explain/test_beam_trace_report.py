@@ -95,7 +95,7 @@ def test_every_candidate_is_listed_below_its_alternative() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_lines_fit_whatever_the_width(width: int) -> None:
+def test_lines_fit_any_width(width: int) -> None:
     deep = [(at, 6, -0.1 * (at + 1), "kept", math.nan) for at in range(12)]
     deep += [(at, 5, -0.1 * (at + 1) - 9, "beam_full", -0.1 * (at + 1)) for at in range(12)]
     deep.append((12, EOS, -3.0, "finished", math.nan))
@@ -103,7 +103,7 @@ def test_lines_fit_whatever_the_width(width: int) -> None:
     assert all(cell_len(line) <= width for line in shown)
 
 
-def test_what_is_left_out_is_counted() -> None:
+def test_omitted_lines_are_counted() -> None:
     nodes = [(0, 4, -0.5, "kept", math.nan), (1, EOS, -0.6, "finished", math.nan)]
     nodes += [(0, 5, -2.0 - at, "beam_full", -0.5) for at in range(6)]
     shown = render_beam(build(nodes, leaves=(2,), width=1, dropped=1234)).plain

@@ -133,7 +133,7 @@ def test_a_word_is_left_out_with_one_of_its_spaces(text, word, left):
     assert leave_out(text, CharacterSpan(at, at + len(word))) == left
 
 
-def test_tokens_are_found_in_order_whatever_their_case():
+def test_tokens_are_found_in_order_ignoring_case():
     text = "It İs <br />GOOD good"
     assert find_spans(text, ["it", "good", "good", "bad"]) == [
         CharacterSpan(0, 2),

@@ -288,14 +288,16 @@ def test_eight_threads_explain_at_once(han: Subject, tagger: Subject) -> None:
     assert found == expected
 
 
-def test_spans_include_what_a_tokenizer_dropped() -> None:
+def test_spans_include_characters_that_a_tokenizer_dropped() -> None:
     found = locate_tokens("Ein  Haus, gut", ["Ein", "Haus", "??", ",", "gut"], [4, 5, 3, 6, 7])
     assert [token.span for token in found.tokens] == [(0, 3), (3, 9), (9, 9), (9, 10), (10, 14)]
     assert [token.text for token in found.tokens] == ["Ein", "  Haus", "??", ",", " gut"]
     assert [token.rank for token in found.tokens] == [0, 1, None, 2, 3]
 
 
-def test_an_explanation_of_a_cut_text_says_so(han: Subject, tagger: Subject, monkeypatch) -> None:
+def test_an_explanation_notes_that_a_text_was_cut(
+    han: Subject, tagger: Subject, monkeypatch
+) -> None:
     longest = han.predictor.config.data.max_length
     found = han.predictor.explain("new " * (longest + 5))
     assert f"first {longest:,} of {longest + 5:,} tokens are explained" in found.missing["text"]

@@ -104,7 +104,7 @@ def explanation() -> Explanation:
     )
 
 
-def test_an_explanation_goes_through_json() -> None:
+def test_an_explanation_survives_a_round_trip_through_json() -> None:
     """Every matrix is saved, not only printed (OpenNMT-py#897, #736, #623)."""
     before = explanation()
     after = Explanation.from_json(before.to_json())

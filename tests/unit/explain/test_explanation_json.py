@@ -57,7 +57,7 @@ def test_integers_are_exact(values: list[int], dtype: str) -> None:
     assert decode_tensor(entry).tolist() == values
 
 
-def test_vectors_are_exact_with_what_is_not_finite() -> None:
+def test_vectors_are_exact_with_nonfinite_values() -> None:
     exact = np.asarray([1 / 3, -np.inf, 7e20], dtype=np.float32)
     entry = encode_tensor(exact)
     assert entry["dtype"] == "f32"
@@ -66,7 +66,7 @@ def test_vectors_are_exact_with_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 0, 3), (1, 1)])
-def test_encoding_what_was_decoded_changes_nothing(shape: tuple[int, ...]) -> None:
+def test_encoding_a_decoded_explanation_changes_nothing(shape: tuple[int, ...]) -> None:
     for exact in (RANDOM.random(shape) * 7, RANDOM.standard_normal(shape)):
         entry = encode_tensor(exact.astype(np.float32))
         assert encode_tensor(decode_tensor(entry)) == entry

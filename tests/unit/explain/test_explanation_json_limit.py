@@ -99,7 +99,7 @@ def explanation(length: int, *, layers: int = 2, heads: int = 4, **parts: Any) -
 
 
 @pytest.mark.parametrize("budget", [None, 10_000_000])
-def test_what_fits_is_whole(budget: int | None) -> None:
+def test_an_explanation_within_the_budget_is_not_cut(budget: int | None) -> None:
     whole = explanation(20)
     values = whole.to_dict(budget)
     limits = values["limits"]

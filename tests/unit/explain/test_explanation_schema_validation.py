@@ -94,7 +94,7 @@ def test_the_schema_is_one_and_a_whole_explanation_is_valid() -> None:
 
 
 @pytest.mark.parametrize(("problem", "path", "value"), CHANGES)
-def test_what_is_wrong_is_named(problem: str, path: list[Any], value: Any) -> None:
+def test_the_invalid_value_is_named(problem: str, path: list[Any], value: Any) -> None:
     values = json.loads(json.dumps(whole()))
     container = values
     for part in path[:-1]:
@@ -245,7 +245,7 @@ def flatten(entry: Values) -> None:
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_one_line_reports_what_does_not_fit(name: str) -> None:
+def test_the_error_is_one_line(name: str) -> None:
     change, sentence = MISFITS[name]
     values = json.loads(written())
     change(values)
@@ -257,7 +257,7 @@ def test_one_line_reports_what_does_not_fit(name: str) -> None:
     assert len(message) < 400
 
 
-def test_what_fits_is_read() -> None:
+def test_valid_values_are_read() -> None:
     explanation = Explanation.from_json(written())
     assert explanation.beam is not None
     assert explanation.lens is not None

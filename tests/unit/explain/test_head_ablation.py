@@ -150,7 +150,7 @@ def test_a_prefix_lms_parts_make_up_its_attention() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "language model"])
-def test_decoding_step_by_step_honours_what_is_off(name: str) -> None:
+def test_decoding_step_by_step_respects_heads_that_are_off(name: str) -> None:
     model = MODELS[name]()
     pair = tiny_pair(model)
     assert isinstance(model, EncoderDecoder)

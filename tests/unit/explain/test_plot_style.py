@@ -53,7 +53,7 @@ def test_fonts_installed_after_the_list_was_written_are_found(
     assert figure_style.choose_fonts(char) == ("DejaVu Sans", "STIXGeneral")
 
 
-def test_new_fonts_are_looked_for_only_where_a_character_is_missing(
+def test_new_fonts_are_searched_only_for_a_missing_character(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: pytest.fail("slow"))

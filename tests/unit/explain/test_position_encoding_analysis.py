@@ -163,7 +163,7 @@ def test_reach_counts_kernels_and_windows(
     assert note in found["note"]
 
 
-def test_reach_is_what_changes_an_encoders_output() -> None:
+def test_reach_is_the_distance_that_changes_an_encoders_output() -> None:
     model = tiny_model("conv(kernel_size=3) + conv(kernel_size=5)", "conv", positions="none")
     reach, _ = describe_reach(model)
     src = torch.randint(4, 20, (1, 21))

@@ -151,7 +151,7 @@ def test_it_fits_the_window(width: int, tokens: list[str]) -> None:
     assert max(cell_len(line) for line in drawn) <= width
 
 
-def test_what_is_missing_is_reported_once_each() -> None:
+def test_missing_parts_are_reported_once_each() -> None:
     missing = {"head": "no attention here", "heads": "no attention here", "beam": "no beam here"}
     found = make_explanation(sites=[], attribution=[], missing=missing)
     text = render_report(found).plain
@@ -202,7 +202,7 @@ def test_a_pair_shows_the_words_of_both_sentences_and_its_label() -> None:
 
 
 @pytest.mark.parametrize("translation", ["", "\n ", "a"])
-def test_a_translation_has_its_line_whatever_it_is(translation: str) -> None:
+def test_every_translation_has_its_line(translation: str) -> None:
     target = dataclasses.replace(text_of(["a"]), text=translation)
     found = make_explanation(
         model={"task": "translate"}, source=text_of(["a"]), target=target, sites=[], attribution=[]
@@ -234,7 +234,7 @@ def test_heads_that_are_off_are_named() -> None:
     assert "Heads off: x0.1, d0.0" in text
 
 
-def test_a_pair_relies_on_both_texts_and_a_language_model_on_what_came_before() -> None:
+def test_a_pair_relies_on_both_texts_and_a_language_model_on_earlier_tokens() -> None:
     arrays = {
         "ixg.s": np.array([[0.5, 0.1, 0.1, 0.0]], np.float32),
         "ixg.t": np.array([[0.0, 0.0, -0.3, 0.0]], np.float32),

@@ -218,7 +218,7 @@ def test_truncated_text_has_a_note(han):
     assert han.explain_words(word * (longest + 1)).notes[0].startswith(note)
 
 
-def test_what_is_no_text_is_named(han):
+def test_an_input_that_is_not_text_is_named(han):
     with pytest.raises(DataError, match=r"text 2 must be a text; found 3 \(int\)"):
         han.predict(["one", 3])
 
@@ -257,6 +257,6 @@ def test_a_lone_surrogate_is_an_error(flat):
             run(["x\udce9y"])
 
 
-def test_what_is_no_text_is_not_explained(han):
+def test_an_input_that_is_not_text_is_not_explained(han):
     with pytest.raises(DataError, match="text 1 must be a text; found None"):
         han.explain_words(None)

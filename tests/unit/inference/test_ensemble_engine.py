@@ -277,7 +277,7 @@ def test_load_takes_several_paths(paths: list[Path], ensemble: Translator) -> No
     assert dragoman.load(paths).translate(LINES[:2]) == ensemble.translate(LINES[:2])
 
 
-def test_what_is_no_path_is_named() -> None:
+def test_a_model_that_is_not_a_path_is_named() -> None:
     for load in (Translator.load, dragoman.load):
         with pytest.raises(ConfigError, match=r"must be the path of a directory.*found 3 \(int\)"):
             load(3)

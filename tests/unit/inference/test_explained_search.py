@@ -154,7 +154,7 @@ def test_forced_tokens_have_the_models_probability_and_the_rest_is_translated(
     assert by_ids.digest == found.digest
 
 
-def test_a_branch_keeps_what_comes_before_and_takes_the_alternative(
+def test_a_branch_keeps_the_prefix_and_takes_the_alternative(
     translator: Translator,
 ) -> None:
     """Fifty branches, each against a translation with the same prefix."""

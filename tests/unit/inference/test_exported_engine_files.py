@@ -130,9 +130,7 @@ def test_the_default_export_is_exact(bundle: Path) -> None:
     assert export_ctranslate2(bundle).path.name == "ctranslate2-float32"
 
 
-def test_int8_is_used_only_where_it_is_asked_for(
-    bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_int8_is_used_only_on_request(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
     def named(**options: str) -> str:
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="dragoman"):

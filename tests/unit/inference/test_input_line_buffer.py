@@ -146,7 +146,7 @@ def test_available_lines_are_read_without_waiting_for_more() -> None:
     max_lines=st.integers(1, 70),
     kind=st.sampled_from([list, iter, WrittenLines]),
 )
-def test_windows_hold_every_line_once_in_order_and_no_more_than_they_may(
+def test_windows_contain_every_line_once_in_order_within_their_limit(
     count: int, first: int, max_lines: int, kind: Callable[[list[str]], object]
 ) -> None:
     found = [
@@ -277,7 +277,7 @@ def test_open_pipe_gets_translations_of_all_written_lines(make: Make) -> None:
     assert once <= 2, "one window, in as few batches as it fills"
 
 
-def test_lines_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+def test_lines_longer_than_one_read(tmp_path: Path) -> None:
     lines = ["x" * 200_000, "", "y" * 70_000, "z"]
     path = tmp_path / "text"
     path.write_text("\n".join(lines), "utf-8")

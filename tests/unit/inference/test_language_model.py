@@ -158,7 +158,7 @@ def test_no_position_past_the_segment_is_used(prompt: str) -> None:
     assert "".join(model.generate(prompt, max_tokens=30, temperature=0)) == wanted
 
 
-def test_what_is_no_text_is_not_scored() -> None:
+def test_an_input_that_is_not_text_is_not_scored() -> None:
     with pytest.raises(DataError, match="text 2 must be a text; found None"):
         predictor_of("lstm").score(["a", None, "b"])  # type: ignore[list-item]
 

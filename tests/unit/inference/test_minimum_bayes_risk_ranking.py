@@ -180,7 +180,7 @@ def test_bleu_splits_words_as_the_language_of_each_output_needs() -> None:
         assert found.utility == pytest.approx(expected)
 
 
-def test_what_is_searched_again_has_utilities_of_its_own() -> None:
+def test_a_repeated_search_has_its_own_utilities() -> None:
     """All samples of the first search were empty, of utility 0."""
     tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
     texts = ["Ein Mann", "Ein Mann geht", "Eine Frau"]

@@ -247,7 +247,7 @@ def test_engine_detects_nonfinite_values_that_fused_attention_hides(name: str) -
 
 
 @needs_kernels
-def test_what_overflows_in_int8_alone_is_computed_by_the_model(
+def test_outputs_that_overflow_in_int8_are_computed_by_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Values past float16's range, in which int8 keeps them, but well within float32's."""

@@ -125,7 +125,7 @@ def test_a_pair_with_an_empty_sentence_has_no_label():
             explain(("a", " "))
 
 
-def test_what_is_no_pair_is_an_error():
+def test_an_input_that_is_not_a_pair_is_an_error():
     model = classifier_of()
     with pytest.raises(DataError, match="list of pairs; found 'x'"):
         model.predict("x")

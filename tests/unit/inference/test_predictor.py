@@ -69,7 +69,7 @@ class Counter(Predictor[str, str, Count]):
 TEXTS = ["", "one", "a longer text", "x" * 300, "two", "three words here", "y"]
 
 
-def test_predictions_come_in_order_whatever_the_batches():
+def test_predictions_are_in_order_for_any_batches():
     for batch_size in (None, 1, 2, 100):
         found = Counter().predict(TEXTS, batch_size=batch_size)
         assert [(each.text, each.value) for each in found] == [(t, len(t)) for t in TEXTS]

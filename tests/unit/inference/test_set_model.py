@@ -89,7 +89,7 @@ def test_a_line_is_a_json_list_and_a_record_has_a_field():
         assert caught.value.found == found
 
 
-def test_what_is_no_set_is_an_error():
+def test_an_input_that_is_not_a_set_is_an_error():
     model = model_of(problem="maximum")
     with pytest.raises(DataError, match=r"list of sets; found '\[1\]'"):
         model.predict("[1]")

@@ -71,7 +71,7 @@ def test_one_direction_needs_no_languages_and_no_identifier() -> None:
         ),
     ],
 )
-def test_what_the_model_cannot_do_is_an_error(named: dict[str, str], message: str) -> None:
+def test_an_unsupported_direction_is_an_error(named: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         chooser(*FOUR).choose(["This is a house."], **named)
     assert message in str(caught.value)

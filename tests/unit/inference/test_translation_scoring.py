@@ -126,7 +126,7 @@ def test_long_pairs_are_scored_whole_and_noted(translator: Translator) -> None:
     assert "more than the 40 that the model was trained on" in found.notes[0]
 
 
-def test_what_the_model_has_no_positions_for_is_nan(tmp_path: Path, tokenizers: Tokenizers) -> None:
+def test_pairs_beyond_the_models_positions_are_nan(tmp_path: Path, tokenizers: Tokenizers) -> None:
     config = CONFIG.replace(model={"positions": "learned", "max_positions": 100})
     torch.manual_seed(3)
     model = build_model(

@@ -289,7 +289,7 @@ def test_only_a_forced_prefix_may_repeat_itself(tokenizers: Tokenizers) -> None:
     assert not second.allowed((300,), 9)[300]
 
 
-def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers) -> None:
+def test_a_line_stays_one_line_for_any_output(tokenizers: Tokenizers) -> None:
     """Lines in = lines out, even when the model spells a line break in bytes (marian-dev#365,
     #667).
     """

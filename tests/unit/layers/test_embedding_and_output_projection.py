@@ -128,7 +128,7 @@ def test_an_output_of_its_own() -> None:
     torch.testing.assert_close(output.matrix.norm(dim=-1), torch.ones(5))
 
 
-def test_what_is_drawn_shows_both_factors() -> None:
+def test_the_drawing_shows_both_factors() -> None:
     config = ModelConfig(
         encoder=("transformer",),
         decoder=("transformer",),

@@ -143,7 +143,7 @@ def test_every_block_is_known_to_the_reader() -> None:
     assert [spec.name for spec in parse_blocks(list(BLOCKS))] == list(BLOCKS)
 
 
-def test_other_peoples_names_lead_to_blocks_that_exist() -> None:
+def test_block_names_of_other_toolkits_suggest_existing_blocks() -> None:
     assert set(_BLOCK_ALIASES.values()) <= set(BLOCKS)
     assert not set(_BLOCK_ALIASES) & set(BLOCKS)
 

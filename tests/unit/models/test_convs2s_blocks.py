@@ -225,7 +225,7 @@ def test_no_position_of_a_mixed_stack_sees_its_future(
 
 @pytest.mark.parametrize("watched", [False, True])
 @torch.no_grad()
-def test_beams_share_what_was_read_of_the_source(watched: bool) -> None:
+def test_beams_share_the_projected_source(watched: bool) -> None:
     """Two beams per sentence read one copy of its keys; recorded or not, they find what single rows
     find.
     """

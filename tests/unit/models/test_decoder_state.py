@@ -29,7 +29,7 @@ def filled(rows: int, slot: int, width: int = 2) -> torch.Tensor:
     return (torch.arange(rows).float() * 100 + slot).view(rows, 1, 1, 1).expand(rows, 1, 1, width)
 
 
-def test_a_cache_holds_what_was_appended() -> None:
+def test_a_cache_contains_the_appended_positions() -> None:
     state = cached(length=30)
     assert state.length == 30
     assert state.filled("key").shape == (4, 1, 30, 2)

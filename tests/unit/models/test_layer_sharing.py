@@ -76,7 +76,7 @@ def test_shared_weights_are_one_parameter_with_one_name(sharing: str) -> None:
 
 @pytest.mark.parametrize("sharing", KINDS)
 @pytest.mark.parametrize("assign", [False, True])
-def test_loading_keeps_what_is_shared_shared(sharing: str, assign: bool) -> None:
+def test_loading_keeps_shared_weights_shared(sharing: str, assign: bool) -> None:
     first = build(sharing)
     with torch.device("meta") if assign else torch.device("cpu"):
         second = build_model(config(sharing), src_vocab_size=11, tgt_vocab_size=11)
@@ -166,7 +166,7 @@ def test_the_optimiser_and_averages_see_each_weight_once() -> None:
 
 
 @pytest.mark.parametrize("sharing", KINDS)
-def test_the_drawing_counts_each_weight_once_and_reports_what_is_shared(sharing: str) -> None:
+def test_the_drawing_counts_each_weight_once_and_marks_shared_ones(sharing: str) -> None:
     rows = summarize_model(config(sharing), src_vocab_size=11, tgt_vocab_size=11)
     assert sum(row.parameters for row in rows) == count_parameters(build(sharing))
     shared = [row.path for row in rows if row.shapes == "shared"]

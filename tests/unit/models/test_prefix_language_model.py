@@ -214,9 +214,7 @@ def test_the_summary_counts_every_weight() -> None:
         ({"decoder": ("cross_attention", "transformer")}, "found cross_attention", "transformer"),
     ],
 )
-def test_what_it_does_not_support_is_named(
-    changes: dict[str, object], found: str, fix: str
-) -> None:
+def test_unsupported_settings_are_named(changes: dict[str, object], found: str, fix: str) -> None:
     with pytest.raises(ConfigError) as raised:
         model_of(**changes)
     assert found in str(raised.value)

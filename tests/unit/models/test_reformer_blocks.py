@@ -337,7 +337,7 @@ def test_invalid_settings_are_rejected_with_a_remedy(
         build_model(config, src_vocab_size=8, tgt_vocab_size=8)
 
 
-def test_full_attention_takes_what_hashing_does_not() -> None:
+def test_full_attention_supports_options_that_hashing_does_not() -> None:
     settings = {
         "kv_heads": 1,
         "qk_norm": "rms",

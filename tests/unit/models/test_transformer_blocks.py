@@ -120,7 +120,7 @@ def test_norms_are_applied_to_queries_and_keys_of_cross_attention() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_window_hides_what_is_farther(causal: bool, has_bias: bool) -> None:
+def test_a_window_hides_positions_outside(causal: bool, has_bias: bool) -> None:
     torch.manual_seed(0)
     bias = AlibiBias(2) if has_bias else None
     near, whole = (SelfAttention(8, 2, window=window, relative_position=bias) for window in (1, 0))

@@ -179,7 +179,7 @@ def test_the_kernel_is_not_used_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("vocab_size", [16, 33, 47])
-def test_a_kernel_gets_aligned_rows_whatever_the_vocabulary(
+def test_a_kernel_gets_aligned_rows_for_any_vocabulary_size(
     monkeypatch: pytest.MonkeyPatch, vocab_size: int, bias: bool
 ) -> None:
     """The kernel is replaced by PyTorch on a CPU; what surrounds it is that of a GPU."""

@@ -46,7 +46,7 @@ def sigmas(one: Tensor, other: Tensor, rate: float) -> float:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("shape", [(1000, 101), (3,), (1, 1)])
-def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> None:
+def test_dropout_equals_pytorchs(shape: tuple[int, ...], rate: float) -> None:
     """Elements are zeroed with probability `rate` or scaled by 1 / (1 - rate).
 
     The backward pass uses the same mask, and a seed gives the same mask again.
@@ -178,7 +178,7 @@ def test_hashed_dropout_scales_in_forward_and_backward(dtype: torch.dtype) -> No
     torch.testing.assert_close(grad, torch.where(kept, outer * (1 / 0.75), 0))
 
 
-def test_hashed_dropout_comes_again_from_the_seed_and_only_from_it() -> None:
+def test_hashed_dropout_is_a_function_of_the_seed() -> None:
     x = torch.ones(30, 7)
     torch.manual_seed(3)
     first, second = hashed_dropout(x, 0.5), hashed_dropout(x, 0.5)

@@ -18,7 +18,7 @@ MILLIONS = {"tiny": 1.4, "small": 9.4, "vaswani2017_base": 63, "vaswani2017_big"
 
 
 @pytest.mark.parametrize("name", recipes_of("translate"))
-def test_every_recipe_holds_together_and_builds(name: str) -> None:
+def test_every_recipe_is_consistent_and_builds(name: str) -> None:
     config = read_config(recipe=name)
     assert config.problems() == []
     assert from_dict(to_dict(config)) == config

@@ -97,7 +97,7 @@ def test_buffers_without_a_moving_average_are_those_of_the_weights(run, count):
     assert weights["norm.running_mean"].tolist() == [last] * 4
 
 
-def test_a_run_without_a_checkpoint_becomes_nothing(run):
+def test_a_run_without_a_checkpoint_writes_no_model(run):
     for settings in ({}, {"average_checkpoints": 3}, {"final_checkpoint": "last"}):
         with pytest.raises(CorruptError, match="must have a valid checkpoint; found none in"):
             select_weights(run, config(**settings))

@@ -145,7 +145,7 @@ def test_training_improves_on_the_new_text_and_the_schedule_is_reported(
     )
 
 
-def test_epochs_are_those_that_were_asked_for(corpus: Path, model: Path) -> None:
+def test_the_requested_epochs_are_trained(corpus: Path, model: Path) -> None:
     captured = CapturedNotes()
     out = train(settings(corpus, model, "train.epochs=3"), corpus / "new", progress=captured)
     assert any(", 3.0 epochs, " in note for note in captured.notes)

@@ -89,7 +89,7 @@ def started(folder: Path, **train: object) -> OutputDirectory:
 
 
 @pytest.mark.parametrize(("section", "name", "value"), CHANGEABLE)
-def test_a_resumed_run_may_change_what_does_not_change_its_steps(
+def test_a_resumed_run_may_change_settings_that_do_not_affect_its_steps(
     section: str, name: str, value: object, tmp_path: Path
 ) -> None:
     directory = started(tmp_path)
@@ -133,7 +133,7 @@ def test_a_resumed_run_compares_every_setting_but_those_that_may_change(tmp_path
     assert {problem.split(" cannot change")[0] for problem in caught.value.problems} == compared
 
 
-def test_explicit_settings_of_a_resumed_run_are_changes_even_if_first_asked_for(
+def test_explicit_settings_of_a_resumed_run_are_changes_even_if_in_the_first_request(
     tmp_path: Path,
 ) -> None:
     directory = started(tmp_path)

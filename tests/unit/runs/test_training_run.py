@@ -182,7 +182,7 @@ def test_resume_alone_needs_a_run(corpus):
     assert not (corpus / "nothing").exists()
 
 
-def test_other_peoples_files_are_left_alone(corpus):
+def test_unknown_files_are_left_alone(corpus):
     with pytest.raises(BundleError, match=r"a\.src"):
         train(configured(corpus), corpus)
 
@@ -214,7 +214,7 @@ def test_without_a_recipe_everything_is_fitted(corpus):
     assert any(note.startswith("vocabulary size:") for note in captured.notes)
 
 
-def test_without_a_recipe_epochs_are_those_that_were_asked_for(corpus):
+def test_without_a_recipe_the_requested_epochs_are_trained(corpus):
     def override(base):
         files = [f"data.{side}={corpus / f'a.{side}'}" for side in ("src", "tgt")]
         settings = [each for each in SETTINGS if not each.startswith("train.steps")]
@@ -364,7 +364,7 @@ def test_one_file_for_both_sides_is_reported(corpus):
         (Config().replace(model={"width": "3x"}), "found .3x."),
     ],
 )
-def test_what_is_no_configuration(config, found, tmp_path):
+def test_invalid_configurations(config, found, tmp_path):
     with pytest.raises(ConfigError, match=found):
         train(config, tmp_path / "model")
     assert not (tmp_path / "model").exists()
@@ -643,7 +643,7 @@ def test_a_corpus_of_a_few_pairs_is_warned_about(corpus, pairs, named):
     assert any(note.startswith("warning: ") and named in note for note in captured.notes)
 
 
-def test_a_dry_run_names_what_it_wrote(corpus):
+def test_a_dry_run_names_the_files_it_wrote(corpus):
     notes = []
     for _ in range(2):
         captured = CapturedNotes()
@@ -656,7 +656,7 @@ def test_a_dry_run_names_what_it_wrote(corpus):
     assert not (corpus / "model").exists()
 
 
-def test_a_dry_run_rejects_what_the_run_would(corpus, monkeypatch):
+def test_a_dry_run_rejects_the_same_as_a_run(corpus, monkeypatch):
     out = corpus / "model"
     begun_without_a_checkpoint(corpus, monkeypatch)
     with pytest.raises(ConfigError, match="found 32 instead of 16"):
@@ -688,7 +688,7 @@ def test_a_dry_run_into_a_folder_that_is_not_ours(corpus):
         train(configured(corpus), corpus / "closed" / "model", dry_run=True)
 
 
-def test_a_dry_run_asks_who_may_write(corpus, monkeypatch):
+def test_a_dry_run_checks_write_permission(corpus, monkeypatch):
     monkeypatch.setattr("dragoman.runs.output_directory.os.access", lambda path, mode: False)
     with pytest.raises(PermissionDeniedError, match=f"Permission denied at {corpus}"):
         train(configured(corpus), corpus / "new" / "model", dry_run=True)
@@ -732,7 +732,7 @@ def stop_requests(monkeypatch):
         ),
     ],
 )
-def test_a_stop_reports_what_was_saved_and_how_to_resume(corpus, stop_requests, at, times, words):
+def test_a_stop_reports_the_checkpoint_and_how_to_resume(corpus, stop_requests, at, times, words):
     stop_requests(at, times)
     with pytest.raises(StoppedError) as caught:
         train(configured(corpus), corpus / "my model")

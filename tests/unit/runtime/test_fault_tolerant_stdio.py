@@ -27,7 +27,7 @@ def forget() -> None:
     pop_lost_streams()
 
 
-def test_writes_are_tried_again_and_a_loss_is_told_once_by_name() -> None:
+def test_writes_are_retried_and_a_lost_stream_is_reported_once_by_name() -> None:
     inner = Flaky()
     stream = make_tolerant(inner, "stdout")
     assert stream.write("lost") == 4

@@ -68,7 +68,7 @@ def test_other_errors_are_raised_at_once() -> None:
     assert calls == [2]
 
 
-def test_the_limit_is_four_fifths_of_what_failed_and_is_itself_run_whole() -> None:
+def test_the_limit_is_four_fifths_of_the_failed_size_and_is_not_split() -> None:
     machine, halving = Machine(90), BatchHalving()
     halving.run(range(100), machine.run, padded_tokens=len)
     assert halving.max_tokens == 80

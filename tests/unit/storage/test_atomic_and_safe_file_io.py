@@ -36,7 +36,7 @@ def disarmed():
     fault_injection.arm_faults("")
 
 
-def test_write_returns_what_the_disk_holds(tmp_path):
+def test_write_returns_the_size_and_hash_of_the_file(tmp_path):
     record = write_file(tmp_path / "a", [b"one", b"", b"two" * 1000])
     data = b"one" + b"two" * 1000
     assert (tmp_path / "a").read_bytes() == data
@@ -148,7 +148,7 @@ def test_a_replaced_file_is_synced_before_it_is_renamed_and_its_name_after(tmp_p
     assert recorder.synced(tmp_path) == [moved + 1]
 
 
-def test_remove_flat_leaves_what_it_does_not_know(tmp_path):
+def test_remove_flat_keeps_unknown_entries(tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     (theirs / "folder").mkdir(parents=True)
     ours.mkdir()

@@ -25,7 +25,7 @@ def make(directory, names=("a.bin", "b.json"), **fields):
     return directory
 
 
-def test_what_was_written_verifies(tmp_path):
+def test_written_files_verify(tmp_path):
     content = manifest.verify_files(make(tmp_path / "d", step=7))
     assert content["step"] == 7
     assert content["format"] == manifest.FORMAT
@@ -166,7 +166,7 @@ def test_sizes_only_still_sees_a_truncation(tmp_path):
         manifest.verify_files(listed_dir, sizes_only=True)
 
 
-def test_removing_takes_only_what_is_listed(tmp_path):
+def test_only_listed_files_are_removed(tmp_path):
     listed_dir = make(tmp_path / "d")
     (listed_dir / "mine.txt").write_text("a user's file")
     content = manifest.read_manifest(listed_dir)
@@ -175,7 +175,7 @@ def test_removing_takes_only_what_is_listed(tmp_path):
     assert os.listdir(listed_dir) == ["mine.txt"]
 
 
-def test_verify_directory_goes_through_a_model_and_its_run(tmp_path):
+def test_verify_directory_checks_a_model_and_its_run(tmp_path):
     model = make(tmp_path / "model", ("weights.safetensors", "config.json", "text/shared.model"))
     make(model / "training" / "step-00000001", ("weights.safetensors",))
     make(model / "training" / "keep" / "step-00000001", ("weights.safetensors",))

@@ -49,7 +49,7 @@ def test_bytes_equal_those_of_safetensors(tmp_path):
     )
 
 
-def test_every_type_comes_back_bit_for_bit(tmp_path):
+def test_every_dtype_round_trips_bit_for_bit(tmp_path):
     tensors = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in TYPES} | {
         "empty": torch.zeros(0, 3)
     }

@@ -16,7 +16,7 @@ from dragoman.errors import ConfigError, PermissionDeniedError
 from dragoman.storage.user_output_files import check_output_file, open_output, write_output
 
 
-def test_what_can_be_written_passes(tmp_path: Path) -> None:
+def test_writable_paths_pass(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     for path in (tmp_path / "new", tmp_path / "old", Path("/dev/null"), Path("relative-name")):
         check_output_file("--hyp", path)

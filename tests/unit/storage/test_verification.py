@@ -61,7 +61,7 @@ def test_engines_are_part_of_a_model_and_other_files_among_them_are_not(tmp_path
 
 
 @pytest.mark.parametrize("linked", ["training", "training/keep", "engines"])
-def test_what_a_link_leads_to_is_not_verified(tmp_path: Path, linked: str) -> None:
+def test_the_target_of_a_link_is_not_verified(tmp_path: Path, linked: str) -> None:
     model, outside = tmp_path / "model", tmp_path / "outside"
     write_listed(model, "weights")
     write_listed(outside / "step-00000001", "weights.safetensors")
@@ -70,7 +70,7 @@ def test_what_a_link_leads_to_is_not_verified(tmp_path: Path, linked: str) -> No
     assert [check.name for check in verify_directory(model)] == [MANIFEST_NAME, "weights"]
 
 
-def test_what_is_no_directory_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BundleError, match="found a file; pass the directory"):
         verify_directory(tmp_path / "file")

@@ -641,7 +641,7 @@ def test_a_probability_equal_to_its_threshold_is_chosen() -> None:
     assert task.decide(probabilities, thresholds).tolist() == [[False, *[True] * (count - 1)]]
 
 
-def test_golden_texts_are_cut_to_what_a_bundle_may_hold() -> None:
+def test_golden_texts_are_cut_to_the_limit_of_a_bundle() -> None:
     record = Record(Path("x.jsonl"), 1, {"text": "word " * 100_000, "label": "a"})
     task = fit_task(configure(), make_records(20, seed=0))
     [text] = task.golden_inputs([record])

@@ -30,7 +30,7 @@ def test_log_likelihood_is_that_of_torch_distributions():
     torch.testing.assert_close(mixture.mean_log_likelihood(points, mask), means)
 
 
-def test_em_never_lowers_the_likelihood_and_finds_what_the_oracle_knows():
+def test_em_never_lowers_the_likelihood_and_reaches_the_oracle():
     points, mask, oracle = points_and_oracle(20)
     fitted = fit_by_em(
         points, mask, components=4, iterations=1, generator=torch.Generator().manual_seed(0)

@@ -152,7 +152,7 @@ def test_a_batch_computed_again_or_in_parts_gives_the_same(name: str) -> None:
             torch.testing.assert_close(tensor, state[key])
 
 
-def test_the_memory_carries_what_a_longer_segment_would_see() -> None:
+def test_the_memory_equals_the_context_of_a_longer_segment() -> None:
     """Two segments with a memory score as one of twice the length; a short memory does not."""
     lines, total = lines_of(60), dict[tuple[int, int], float]()
     for segment, memory in ((8, 64), (16, 64), (8, 2)):

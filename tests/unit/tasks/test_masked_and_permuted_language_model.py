@@ -142,7 +142,7 @@ def test_segments_within_one_document_have_an_order() -> None:
 
 
 @pytest.mark.parametrize(("words", "segments"), [(7, 4), (6, 1), (8, 2), (3, 0)])
-def test_only_segments_within_one_document_are_judged(
+def test_sentence_order_loss_skips_segments_of_two_documents(
     words: int, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four documents of `words` and an EOS token, in segments of 8 tokens."""
@@ -359,7 +359,7 @@ def test_golden_outputs_are_pseudo_log_likelihoods() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "unigram", "characters"])
-def test_what_follows_a_mask_is_encoded_as_in_a_text(tokenizer: str) -> None:
+def test_text_after_a_mask_is_encoded_as_within_a_text(tokenizer: str) -> None:
     """Masking the tokens of a word in a text gives what the text with a mask is encoded to."""
     lines = ["the cat (old) sat.", "a dog sat, and a cat ran!", "the old man said: no."] * 30
     config = masked_config("masked").replace(text={"tokenizer": tokenizer, "vocab_size": 290})

@@ -13,7 +13,7 @@ def carried(value: float, rows: int = 2) -> dict[str, torch.Tensor]:
     return {"hidden": torch.full((rows, 2, 3), value)}
 
 
-def test_the_first_segment_reads_zeros_whatever_was_left_before() -> None:
+def test_the_first_segment_reads_zeros_after_any_earlier_state() -> None:
     states = SegmentStates(SHAPES, rows=2)
     streams, first = torch.arange(2), torch.zeros(2, dtype=torch.int64)
     assert not states.read(0, streams, first)["hidden"].any()
@@ -23,7 +23,7 @@ def test_the_first_segment_reads_zeros_whatever_was_left_before() -> None:
     assert not found.any()
 
 
-def test_a_segment_reads_what_the_one_before_it_left() -> None:
+def test_a_segment_reads_the_state_of_the_previous_one() -> None:
     states = SegmentStates(SHAPES, rows=2)
     streams, first = torch.arange(2), torch.zeros(2, dtype=torch.int64)
     states.write(0, streams, first, carried(5.0))
@@ -44,7 +44,7 @@ def test_computing_a_segment_again_reads_the_same() -> None:
     assert states.read(0, streams, first + 2)["hidden"].eq(7.0).all()
 
 
-def test_what_is_not_finite_is_not_carried() -> None:
+def test_nonfinite_states_are_not_carried() -> None:
     states = SegmentStates(SHAPES, rows=2)
     streams, first = torch.arange(2), torch.zeros(2, dtype=torch.int64)
     left = carried(5.0)
@@ -65,7 +65,7 @@ def test_rows_are_found_by_their_stream() -> None:
     assert found[:, 0, 0].tolist() == [3.0, 1.0]
 
 
-def test_the_state_is_what_the_next_segment_reads() -> None:
+def test_the_state_dict_has_the_state_of_the_next_segment() -> None:
     states = SegmentStates(SHAPES, rows=2)
     streams, first = torch.arange(2), torch.zeros(2, dtype=torch.int64)
     assert states.state_dict() == {}

@@ -286,7 +286,7 @@ def test_the_count_is_the_integer_nearest_to_the_rate(rate: float, count: int) -
         assert metrics["mae"].item() == pytest.approx(abs(rate - target), abs=1e-4)
 
 
-def test_the_gap_is_what_the_oracle_is_better_by() -> None:
+def test_the_gap_is_the_difference_from_the_oracle() -> None:
     objective = Clustering(components=2, features=2)
     points = torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[True, True, True, True, False, False]])

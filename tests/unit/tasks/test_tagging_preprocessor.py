@@ -187,7 +187,7 @@ def test_features_of_decomposed_letters_are_those_that_were_learnt() -> None:
     )
 
 
-def test_what_is_learnt_from_decomposed_letters_is_normalized() -> None:
+def test_vocabularies_of_decomposed_letters_are_normalized() -> None:
     config = Config(task="tag", text=TextConfig(vocab_size=100, normalization="nfc"))
     word = unicodedata.normalize("NFD", "été")
     text = TaggingPreprocessor.build(config, [TaggedSentence(tokens=[word], tags=["X"])])

@@ -103,7 +103,7 @@ def test_parts_fit_and_lose_nothing(text: str, limit: int) -> None:
         )
 
 
-def test_what_fits_stays_whole() -> None:
+def test_a_text_that_fits_is_not_split() -> None:
     assert split_long_text("One. Two. Three.", lambda part: True) == SplitText(
         ["One. Two. Three."], []
     )

@@ -165,7 +165,7 @@ def test_training_is_deterministic() -> None:
         assert first.model == second.model
 
 
-def test_digest_covers_what_decides_the_ids(tokenizer: Tokenizer) -> None:
+def test_digest_covers_all_that_decides_the_ids(tokenizer: Tokenizer) -> None:
     other_form = Tokenizer(tokenizer.model, algorithm="bpe", normalization="none")
     other_text = Tokenizer.train(GERMAN, small(vocab_size=320))
     assert len({tokenizer.digest, other_form.digest, other_text.digest}) == 3

@@ -264,7 +264,7 @@ def test_hidden_states_are_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
-def test_norms_return_what_they_are_given_and_sum_in_float32(kind: type[nn.Module]) -> None:
+def test_norms_keep_their_input_dtype_and_sum_in_float32(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     x, norm = torch.randn(50, 64) * 3 + 1, kind(64)
     expected = norm(x.bfloat16().float())

@@ -67,7 +67,7 @@ def test_batches_from_a_cursor_continue_the_epoch() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(one.examples, other.examples, strict=True))
 
 
-def test_every_example_comes_once_an_epoch() -> None:
+def test_every_example_occurs_once_per_epoch() -> None:
     corpus = Corpus()
     batches = corpus.plan().batches(0)
     updates = take(make_feed(gradient_accumulation=1), batches)

@@ -304,7 +304,7 @@ def test_weight_decay_is_times_the_learning_rate_and_of_matrices_only(name: str)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_state_goes_out_and_in_by_parameter_name(name: str) -> None:
+def test_state_is_saved_and_loaded_by_parameter_name(name: str) -> None:
     model, other = make_model(0), make_model(0)
     optimizer, again = (OPTIMIZERS.load(name)(each, TrainConfig()) for each in (model, other))
     for seed in range(3):

@@ -71,7 +71,7 @@ def test_rate_covers_the_last_seconds() -> None:
     ("seconds", "text"),
     [(0.4, "0 s"), (59, "59 s"), (60, "1 min 00 s"), (185.2, "3 min 05 s"), (7810, "2 h 10 min")],
 )
-def test_durations_are_for_people(seconds, text) -> None:
+def test_durations_are_formatted_for_reading(seconds, text) -> None:
     assert format_duration(seconds) == text
 
 
@@ -127,7 +127,7 @@ def test_a_phase_of_unknown_length_has_no_estimate() -> None:
     assert stream.getvalue().splitlines()[0] == "reading: 6, 2 items/s"
 
 
-def test_a_skipped_step_does_not_spoil_the_loss_shown() -> None:
+def test_a_skipped_step_does_not_affect_the_displayed_loss() -> None:
     meter = TrainingMeter(steps=10, clock=Clock())
     meter.update(record(1, nll=2.0))
     meter.update(record(2) | {"nll": float("nan"), "skipped": True})

@@ -244,7 +244,7 @@ def test_best_checkpoint_by_bleu_has_the_highest_score(tmp_path) -> None:
     assert result.best["bleu"] == 9.0
 
 
-def test_the_last_step_is_validated_whatever_the_interval(tmp_path) -> None:
+def test_the_last_step_is_validated_with_any_interval(tmp_path) -> None:
     calls = []
     train(
         tmp_path,
@@ -593,7 +593,7 @@ def test_measuring_throughput_changes_nothing(tmp_path, norm: str) -> None:
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
-def test_observers_see_what_the_log_sees(tmp_path) -> None:
+def test_observers_get_the_records_of_the_log(tmp_path) -> None:
     seen = []
     train(
         tmp_path, steps=4, parts={"on_record": seen.append, "validate": lambda model: {"loss": 1.0}}
@@ -687,7 +687,7 @@ def test_best_by_bleu_needs_sentences() -> None:
     assert any("found train.validate_sentences=0" in problem for problem in problems)
 
 
-def test_tensorboard_is_written_beside_the_run_when_asked_for(tmp_path) -> None:
+def test_tensorboard_is_written_beside_the_run_if_enabled(tmp_path) -> None:
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )

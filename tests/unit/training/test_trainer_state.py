@@ -73,7 +73,7 @@ def test_rollback_excludes_skipped_steps_and_happens_once() -> None:
     assert again.total_skips == 0
 
 
-def test_the_state_is_json_and_comes_back() -> None:
+def test_the_state_survives_a_round_trip_through_json() -> None:
     watch = DivergenceDetector()
     for update in range(1, 30):
         watch.record_loss(3.0 / update) if update % 7 else watch.record_skip(update)

@@ -226,7 +226,7 @@ def test_all_problems_are_reported_together() -> None:
     assert len(problems("dropuot", "model.dropout=3..4", "size", "size=8x1")) == 4
 
 
-def test_size_and_what_it_sets_cannot_both_be_searched() -> None:
+def test_size_and_the_settings_it_implies_cannot_both_be_searched() -> None:
     assert "model.width" in problems("size", "model.width=128,256")[0]
 
 

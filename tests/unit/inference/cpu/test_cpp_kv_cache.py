@@ -64,7 +64,7 @@ def test_each_beam_writes_to_its_own_cache_position(beams_per_sentence: int) -> 
         {"scale_embeddings": False},
     ],
 )
-def test_position_table_adds_what_the_model_adds(settings: dict[str, object]) -> None:
+def test_the_position_table_equals_the_models_positions(settings: dict[str, object]) -> None:
     torch.manual_seed(0)
     shape = {
         "encoder": ["transformer"],

@@ -230,7 +230,7 @@ def test_filter_is_disabled_where_all_logits_are_nearly_equal(
     assert held._rows == before, "the whole product is used from then on"
 
 
-def test_filter_is_judged_after_enough_rows() -> None:
+def test_the_filter_is_evaluated_after_enough_rows() -> None:
     held = AdaptiveInt8Filter(
         pack_int8_filter(torch.randn(64, 16), torch.randn(64), panel=32, lanes=16)
     )
@@ -319,7 +319,7 @@ def test_nonfinite_hidden_states_disable_the_filter(value: float) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"min_length": 5}, {"prefixes": [[], [9, 8, 7], [], [UNK], []]}]
 )
-def test_a_search_without_scores_finds_what_one_with_scores_finds(
+def test_a_search_finds_the_same_with_and_without_scores(
     precision: str, more: dict[str, Any]
 ) -> None:
     form = compiled(make(), precision)

@@ -431,7 +431,7 @@ def test_restarted_ranks_form_a_new_group(store) -> None:
     assert len({first[0], second[0], fewer[0]}) == 3
 
 
-def test_a_rank_that_never_comes_is_named(store) -> None:
+def test_a_rank_that_never_joins_is_named(store) -> None:
     with pytest.raises(RuntimeError, match=r"not all of 2 ranks joined within 0 s; missing: \[1\]"):
         agree_on_group_id(store, rank=0, size=2, timeout=0.2)
 
