@@ -57,7 +57,14 @@ def random_state(generator: random.Random, explanation: dict[str, Any]) -> dict[
 
 
 def differing_canvases(page: Any, fresh: Any) -> list[str]:
-    """Return the canvases that differ once both pages, which draw heads when idle, have drawn."""
+    """Return the canvases that differ once both pages, which draw heads when idle, have drawn.
+
+    How far the tree and the map are scrolled depends on the way to the selection.
+    """
+    for each in (page, fresh):
+        each.evaluate(
+            "document.querySelectorAll('.beam-scroller, .matrix').forEach((each) => each.scrollTo(0, 0))"
+        )
     for _ in range(100):
         drawn, again = page.evaluate(DRAWN), fresh.evaluate(DRAWN)
         found = sorted(name for name in drawn.keys() | again if drawn.get(name) != again.get(name))
@@ -111,8 +118,7 @@ def test_back_and_forward(browser: Any) -> None:
     context.close()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
-def test_fuzzed_fragments_do_no_harm(browser: Any, count: int) -> None:
+def test_fuzzed_fragments_do_no_harm(browser: Any) -> None:
     generator = random.Random(3)
     keys = [
         "v",
@@ -165,7 +171,7 @@ def test_fuzzed_fragments_do_no_harm(browser: Any, count: int) -> None:
     explanation = make_explanation(source=SOURCE, target=TARGET, layers=1, heads=2, nodes=40)
     page, _, problems = open_page(context, explanation)
     assert all(page.evaluate(PARSE, fragments))
-    for fragment in fragments[:count]:
+    for fragment in fragments:
         page.evaluate("(fragment) => { location.hash = fragment; }", fragment)
     page.evaluate(
         """() => new Promise((resolve) => {
