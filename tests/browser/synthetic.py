@@ -423,7 +423,7 @@ def make_explanation(
         tensors["pos.sim"] = encode(np.cos(angle / 2) * np.exp(-abs(angle) / 9), "i8")
         positions = {
             "kind": "sinusoidal",
-            "note": "Fixed sines and cosines of the position are added to the embeddings.",
+            "note": "Sines and cosines of the position are added to the embeddings.",
             "tensor": "pos.sim",
             "curves": [],
             "reach": None,

@@ -395,13 +395,68 @@ def test_positions_have_their_numbers(show, explanation):
     assert problems == []
 
 
-def test_a_note_that_the_page_says_itself_is_not_repeated_in_chinese(show):
+def test_how_order_enters_is_said_once_in_the_language_of_the_page(show):
     explanation = make_explanation()
-    note = "Sines and cosines of the position are added to the embeddings."
-    for text, shown in ((note, False), ("Another note.", True)):
-        explanation["positions"]["note"] = text
-        page, _, _ = show(explanation, "lang=zh")
-        assert (text in page.locator("#panel-positions").inner_text()) == shown
+    note = explanation["positions"]["note"]
+    page, _, _ = show(explanation)
+    assert page.inner_text("#panel-positions").count(note) == 1
+    page, _, _ = show(explanation, "lang=zh")
+    assert note not in page.inner_text("#panel-positions")
+    assert "\u6b63\u5f26" in page.inner_text("#panel-positions .lead")
+
+
+def test_without_an_attribution_attention_names_the_source_word(show):
+    """Hard choices of positions have no gradient: their attribution is zero everywhere."""
+    explanation = make_explanation()
+    for name in ("ixg.s", explanation["attribution"][0]["source"]):
+        shape = explanation["tensors"][name]["shape"]
+        explanation["tensors"][name] = encode(np.zeros(shape, dtype=np.float32), "u8")
+    page, _, problems = show(explanation, "t=2")
+    words = page.inner_text("#panel-strip .reading")
+    assert "of the mean cross-attention" in words
+    assert "weight 0.00" not in words
+    assert problems == []
+
+
+def test_rows_of_a_pair_are_not_read_as_its_label(show):
+    """The rows of co-attention are words of the second sentence, none of them the label."""
+    explanation = make_explanation(task="pairs", missing={"beam": "no"})
+    explanation["missing"] = {"beam": "no", "token": "No lens."}
+    explanation["steps"] = [
+        {**explanation["steps"][0], "id": 0, "top": [[0, "contradiction", -0.25]]}
+    ]
+    page, _, problems = show(explanation)
+    words = page.inner_text("#panel-strip .reading")
+    assert "counted most for" in words
+    assert "attends to it most" not in words
+    assert "disagrees" not in words
+    panel = page.locator("#panel-token")  # there is an attribution, if no lens
+    assert "No lens." in panel.inner_text()
+    assert panel.locator(".sources-table").is_visible()
+    assert problems == []
+
+
+def test_a_tag_has_no_alternative_to_take(show):
+    page, server, problems = show(make_explanation(task="tag", missing={"beam": "no"}), "t=2")
+    choices = page.locator("#panel-strip .choices")
+    assert not {"Take one", "true"} & set(choices.inner_text().split("\n"))
+    assert choices.locator("p").count() == 0
+    choices.locator("[role=option]").nth(1).click()
+    page.wait_for_timeout(100)
+    assert not [path for path, _ in server.requests if path.endswith("/branch")]
+    assert problems == []
+
+
+def test_attention_pooling_is_not_called_self_attention(show):
+    explanation = make_explanation(task="classify", layers=1, heads=1)
+    for site in explanation["sites"]:
+        if site["group"] == "encoder":
+            site["kind"] = "pool"
+    page, _, _ = show(explanation, "h=e0.0")
+    text = page.inner_text("#panel-heads")
+    assert "Attention pooling, layer 0" in text
+    assert "Encoder self-attention" not in text
+    assert "input tokens" in page.inner_text("#panel-head .axes")
 
 
 def test_missing_parts_are_reported(show):
@@ -651,3 +706,15 @@ def test_the_page_says_that_it_is_working_and_takes_no_second_request(show):
     server.handle(waiting[0])
     wait_until(page, f"() => ({working})() === 'none'")
     assert problems == []
+
+
+def test_small_attributions_keep_their_digits(show):
+    """Of a token that is nearly certain, every attribution is small."""
+    explanation = make_explanation()
+    name = explanation["attribution"][0]["source"]
+    values = 1e-5 * np.random.default_rng(1).random(explanation["tensors"][name]["shape"])
+    explanation["tensors"][name] = encode(values.astype(np.float32), "i8")
+    page, _, _ = show(explanation, "t=2")
+    shown = [number(row[1]) for row in page.evaluate(CELLS, ".sources-table")]
+    assert shown == pytest.approx(decode(explanation, name)[2], abs=1e-7)
+    assert max(shown) > 0

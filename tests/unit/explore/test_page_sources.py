@@ -71,7 +71,9 @@ def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
             assert entry, f"must be `key: [English, Chinese],`; found {line.strip()!r}"
             key = f"{prefix}.{entry[1]}"
             chinese.add(key)
-            if entry[2] or key in PLACES:  # English of the page's own elements stands in index.html
+            # English of the page's own elements stands in index.html, of these in the explanation.
+            is_explained = key == "positions.reach" or key.startswith("positions.kind.")
+            if entry[2] or key in PLACES or is_explained:
                 english.add(key)
         found.append((english, chinese))
     return found

@@ -85,7 +85,7 @@ export function decodeExplanation(json) {
     crossSites: () => [...sites.values()].filter((site) => site.group === 'cross' && site.key === 'source'),
     // Attention weights of one head from target token t to the source tokens, or null.
     crossRow(id, head, t) {
-      const matrix = sites.get(id)?.key === 'source' && ex.siteMatrix(id, 'weights');
+      const matrix = !ex.hasClasses && sites.get(id)?.key === 'source' && ex.siteMatrix(id, 'weights');
       return matrix ? dataRow(matrix, head, t, source.tokens.length) : null;
     },
     // Whether the target is a list of classes with one step for all of them.
@@ -114,7 +114,8 @@ export function decodeExplanation(json) {
     sourceWeights: (t) => remember(`source ${t}`, () => {
       const [entry] = ex.attributions();
       const row = entry && ex.attributionRow(entry, t);
-      const sizes = row ? Float32Array.from(row, Math.abs) : ex.attentionMean(t);
+      const isUsed = row?.some(Boolean); // a hard choice of positions has no gradient
+      const sizes = isUsed ? Float32Array.from(row, Math.abs) : ex.attentionMean(t);
       if (!sizes || !source.tokens.length) return null;
       const sum = sizes.reduce((a, b) => a + b, 0) || 1;
       const values = sizes.map((value) => value / sum);
@@ -122,7 +123,7 @@ export function decodeExplanation(json) {
       values.forEach((value, i) => {
         if (!source.tokens[i].special && !(value <= values[strongest])) strongest = i;
       });
-      return { values, from: row ? 'attribution' : 'attention', strongest };
+      return { values, from: isUsed ? 'attribution' : 'attention', strongest };
     }),
     // The cross-attention head that attends most to what counted most for token t: {name, site, head, weight, src}.
     strongestHead: (t) => remember(`head ${t}`, () => {

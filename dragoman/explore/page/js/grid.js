@@ -12,6 +12,7 @@ addTexts('group', {
   encoder: ['Encoder self-attention', '编码器自注意力'],
   decoder: ['Decoder self-attention', '解码器自注意力'],
   cross: ['Cross-attention', '交叉注意力'],
+  pool: ['Attention pooling', '注意力池化'],
 });
 const headsText = addTexts('heads', {
   name: ['{group}, layer {layer}, head {head} ({name})', '{group}，第 {layer} 层，第 {head} 头（{name}）'],
@@ -33,6 +34,8 @@ const headsText = addTexts('heads', {
   distance: ['mean distance {value} tokens', '平均距离 {value} 个词元'],
   exact: ['When off, the output’s log-probability changes by {change}', '关闭后输出的对数概率变化 {change}'],
   estimate: ['When off, the output’s log-probability changes by about {change} (estimate)', '关闭后输出的对数概率约变化 {change}（估计）'],
+  'exact@sets': ['When off, the output changes by {change}', '关闭后输出变化 {change}'],
+  'estimate@sets': ['When off, the output changes by about {change} (estimate)', '关闭后输出约变化 {change}（估计）'],
   effects: ['Measure every effect', '测量所有头的影响'],
   effectsDone: ['{done} of {all} heads', '{all} 个头中已完成 {done} 个'],
   effectsReady: ['Every effect was measured.', '所有头的影响都已测量。'],
@@ -88,12 +91,14 @@ export function switchHead(name, { store, announce }, patch) {
 }
 
 // "decoder self-attention" and the like, as it stands over a group and in names.
+export const siteGroup = ({ kind, group }) => (kind === 'pool' ? kind : group);
+
 export const groupTitle = (group) => translate(`group.${group}`);
 
 export function headTitle(ex, name) {
   const [id, head] = parseHead(name);
-  const { group, layer } = ex.site(id);
-  return headsText('name', { group: groupTitle(group), layer, head, name });
+  const site = ex.site(id);
+  return headsText('name', { group: groupTitle(siteGroup(site)), layer: site.layer, head, name });
 }
 
 // What is known of a head's effect: {exact, estimate}, each null where it was not computed.
@@ -133,8 +138,8 @@ function gridGroups(ex, { sort, label: wanted }) {
       rows: sorted(groups[label], (each) => -score(each, label), label && ((number) => formatNumber(-number))),
     }));
   }
-  return ['encoder', 'decoder', 'cross'].map((group) => {
-    const list = heads.filter(({ site }) => site.group === group);
+  return ['encoder', 'decoder', 'cross', 'pool'].map((group) => {
+    const list = heads.filter(({ site }) => siteGroup(site) === group);
     const rows = {
       layer: () => Object.entries(Object.groupBy(list, ({ site }) => site.id)).map(([title, each]) => ({ title, heads: each })),
       effect: () => sorted(list, ({ name }) => ex.headEffect(name), formatChange),

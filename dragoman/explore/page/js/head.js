@@ -2,7 +2,7 @@
 import { poolGroup } from './data.js';
 import { make, setAttributes, setChildren } from './dom.js';
 import { cellImage, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
-import { chosenHead, effectText, groupTitle, headTitle, matrixScale, switchHead } from './grid.js';
+import { chosenHead, effectText, groupTitle, headTitle, matrixScale, siteGroup, switchHead } from './grid.js';
 import { addTexts, formatChange, formatNumber, translate } from './i18n.js';
 import { clamp, fillGroup, findLargest, hasModifier, makeField, revealRange, sentence } from './parts.js';
 import { compareTexts, explainCommand } from './strip.js';
@@ -496,7 +496,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   }).observe(matrix);
 
   onExplanation((ex) => {
-    const sites = Object.groupBy(ex.sites.filter((site) => site.tensor), (site) => site.group);
+    const sites = Object.groupBy(ex.sites.filter((site) => site.tensor), siteGroup);
     setChildren(sitePick, Object.entries(sites).map(([group, list]) => make('optgroup', { label: groupTitle(group) },
       list.map(({ id, layer }) => make('option', { value: id }, headText('layer', { layer, name: id }))))));
     exact = null;

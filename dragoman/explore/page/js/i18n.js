@@ -30,8 +30,6 @@ export function translate(key, parameters = {}) {
 
 export const hasString = (key) => key in I18N_TABLES.en;
 
-export const isEnglish = (key, text) => I18N_TABLES.en[key] === text;
-
 export function setTask(task) {
   i18nTask = task || 'translate';
 }

@@ -110,7 +110,7 @@ function mainShowMissing(ex) {
     const note = panelOf(view).querySelector('.missing');
     note.textContent = ex ? (ex.missing?.[view] ?? '') : translate('page.empty');
     note.hidden = !note.textContent;
-    mainBody(view).hidden = !note.hidden;
+    mainBody(view).hidden = !note.hidden && !(view === 'token' && ex?.attribution.length);
   }
 }
 

@@ -1,8 +1,8 @@
 // How order enters the model: similarity of positions, curves per head, reach, and how far each head attends.
 import { make, setChildren } from './dom.js';
 import { cellImage, drawChart, drawMatrix, matrixLayout, paintImage, paintLater } from './draw.js';
-import { groupTitle } from './grid.js';
-import { addTexts, formatNumber, isEnglish, translate } from './i18n.js';
+import { groupTitle, siteGroup } from './grid.js';
+import { addTexts, currentLanguage, formatNumber, translate } from './i18n.js';
 import { clamp, joinTexts, makeChart } from './parts.js';
 import { headName } from './state.js';
 import { dataTable, matrixTable, tableToggle } from './table.js';
@@ -10,14 +10,14 @@ import { dataTable, matrixTable, tableToggle } from './table.js';
 const positionsText = addTexts('positions', {
   title: ['Word order', '词序'],
   purpose: ['How this model knows which word comes first, and how far its heads reach.', '模型怎样知道词的先后，它的头能看多远。'],
-  'kind.sinusoidal': ['Sines and cosines of the position are added to the embeddings.', '位置的正弦和余弦加到词嵌入上。'],
-  'kind.learned': ['A learned vector for every position is added to the embeddings.', '每个位置有一个学得的向量，加到词嵌入上。'],
-  'kind.relative': ['A bias for the distance between two tokens is added to the attention scores.', '两个词元之间的距离对应一个偏置，加到注意力分数上。'],
-  'kind.rotary': ['Queries and keys are rotated by an angle that grows with the position.', '查询和键按随位置增大的角度旋转。'],
-  'kind.convolution': ['Convolutions read a window of adjacent tokens.', '卷积读取一个窗口内的相邻词元。'],
-  'kind.recurrent': ['The recurrence reads tokens one after the other.', '循环网络一个接一个地读入词元。'],
-  'kind.none': ['This model has no position information of its own.', '这个模型没有自己的位置信息。'],
-  reach: ['Each position sees {reach} tokens to a side.', '每个位置向一侧看到 {reach} 个词元。'],
+  'kind.sinusoidal': '位置的正弦和余弦加到词嵌入上。',
+  'kind.learned': '每个位置有一个学得的向量，加到词嵌入上。',
+  'kind.relative': '两个词元之间的距离对应一个偏置，加到注意力分数上。',
+  'kind.rotary': '查询和键按随位置增大的角度旋转。',
+  'kind.convolution': '卷积读取一个窗口内的相邻词元。',
+  'kind.recurrent': '循环网络一个接一个地读入词元。',
+  'kind.none': '这个模型没有自己的位置信息。',
+  reach: '每个位置向一侧看到 {reach} 个词元。',
   position: ['Position', '位置'],
   similarity: ['Similarity of positions', '位置之间的相似度'],
   similarityCaption: ['Similarity of the first {count} positions', '前 {count} 个位置的相似度'],
@@ -131,7 +131,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
       caption,
       columns: [{ title: translate('heads.column.head') }, { title: positionsText('group') },
         { title: translate('heads.column.distance'), number: true }],
-      rows: heads.map(({ site, head, distance }) => [headName(site, head), groupTitle(ex.site(site).group), formatNumber(distance)]),
+      rows: heads.map(({ site, head, distance }) => [headName(site, head), groupTitle(siteGroup(ex.site(site))), formatNumber(distance)]),
     });
   }
 
@@ -139,12 +139,12 @@ export function mountPositions(root, { store, current, onExplanation }) {
     ({ positions } = ex);
     similarity = ex.tensor(positions.tensor);
     heads = ex.heads.filter((head) => typeof head.distance === 'number');
-    const lead = positionsText(`kind.${positions.kind}`);
-    const note = joinTexts([
-      !isEnglish(`positions.kind.${positions.kind}`, positions.note) && positions.note,
+    // The explanation says it in English.
+    const lead = currentLanguage() === 'en' ? positions.note : joinTexts([
+      positionsText(`kind.${positions.kind}`),
       positions.reach > 0 && positionsText('reach', { reach: positions.reach }),
-    ], ' ');
-    setChildren(root, make('p.lead', lead), make('p.quiet', { hidden: !note }, note), make('div.halves',
+    ], '');
+    setChildren(root, make('p.lead', lead), make('div.halves',
       similarity && block('similarity', map, similarityTable, false),
       positions.curves.length > 0 && block('curves', curves, curvesTable),
       heads.length > 0 && block('distance', distances, distancesTable)));

@@ -160,6 +160,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
   let ex = null;
   let source = null;
   let target = null;
+  let isTags = false; // which no search finds one after the other
   let comparison = null; // {before, after}, two explanations
 
   const move = (by) => () => {
@@ -359,13 +360,13 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     rovingFocus(list, { items: () => options, vertical: true, onPress: (option) => take(t, Number(option.dataset.id)) });
     const hint = api ? 'strip.takeServed' : Object.keys(ex.branches).length ? 'strip.takeReady' : 'strip.takeNone';
     return make('div.choices',
-      make('h3', { id: 'strip-alternatives' }, stripText('alternatives')), list, make('p.quiet', translate(hint)));
+      make('h3', { id: 'strip-alternatives' }, stripText('alternatives')), list, !isTags && make('p.quiet', translate(hint)));
   }
 
   // Translate again with another token at step t: ask the model, or use what the file has.
   async function take(t, id) {
     const before = ex;
-    if (id === ex.steps[t].id) return;
+    if (isTags || id === ex.steps[t].id) return;
     if (api) {
       try {
         comparison = { before, after: await wait(api.branch(t, id)) };
@@ -423,6 +424,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
 
   onExplanation((shown) => {
     ex = shown;
+    isTags = ex.model.task === 'tag';
     build();
   });
   store.subscribe((state, changed) => {

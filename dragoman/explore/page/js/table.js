@@ -9,6 +9,7 @@ addTexts('table', {
 });
 addTexts('axis', {
   source: ['source tokens', '原文词元'],
+  'source@other': ['input tokens', '输入词元'],
   target: ['target tokens', '译文词元'],
   target_in: ['decoder input', '解码器输入'],
   memory: ['memory', '记忆'],

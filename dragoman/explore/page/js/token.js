@@ -20,6 +20,7 @@ const tokenText = addTexts('token', {
   sources: ['What {token} relies on', '{token} 依赖什么'],
   sourcesCaption: ['Source tokens: attribution beside attention', '原文词元：归因与注意力对照'],
   sourceToken: ['Source token', '原文词元'],
+  'sourceToken@other': ['Input token', '输入词元'],
   meanAttention: ['Mean attention', '平均注意力'],
   headAttention: ['Head {name}', '头 {name}'],
   method: ['Attribution method', '归因方法'],
@@ -202,7 +203,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
       headers[c].textContent = name;
       shown.rows.forEach((row, i) => {
         const [number, bar] = row[c + 1].children;
-        number.firstChild.data = (signed ? formatChange : formatNumber)(values[i], 3);
+        number.firstChild.data = (signed ? formatChange : formatNumber)(values[i], Math.max(3, 2 - Math.floor(Math.log10(most))));
         setBar(bar, values[i], most, signed);
       });
     });
@@ -210,6 +211,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
 
   function show() {
     const t = store.get().step ?? 0;
+    title.hidden = ex.hasClasses;
     setChildren(title, sentence('token.lead', {
       token: make('b', word(t)), number: t + 1, all: ex.target.tokens.length, p: formatLogprob(ex.steps[t]?.logprob),
     }));
