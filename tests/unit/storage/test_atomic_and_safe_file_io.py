@@ -406,13 +406,14 @@ def test_an_output_directory_in_an_existing_one(tmp_path: Path) -> None:
 def test_a_directory_that_another_process_finished_first_is_named(tmp_path: Path) -> None:
     """It was reported as a disk error of the temporary directory, which is gone."""
     final = tmp_path / "export"
-    with (
-        pytest.raises(
-            BundleError, match=r"new directory; found files of another process at \S*/exp"
-        ),
-        disk_space_and_errors.os_errors_converted(final),
-        staged_directory(final, "engine"),
+
+    def export() -> None:
+        with disk_space_and_errors.os_errors_converted(final), staged_directory(final, "engine"):
+            final.mkdir()
+            (final / "file").touch()
+
+    with pytest.raises(
+        BundleError, match=r"new directory; found files of another process at \S*/e"
     ):
-        final.mkdir()
-        (final / "file").touch()
+        export()
     assert [each.name for each in tmp_path.iterdir()] == ["export"]
