@@ -35,13 +35,18 @@ def main() -> None:
     # they spin for milliseconds, and on a busy machine training is ten times as slow (docs/log.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     open_streams(keep_working=command in _SAVING)
-    from dragoman.cli.app import main as run  # after the handlers
+    from dragoman.cli.app import INTERRUPTED  # after the handlers
+    from dragoman.cli.app import main as run
 
     if command not in _SAVING and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `run` reports it in one line
+    if command not in _SAVING:
+        signals.interrupt_on_termination()
     code = run()
     if command in _SAVING:
         sys.exit(code)
+    if code == INTERRUPTED:
+        signals.end_by_signal()
     exit_without_teardown(code)
 
 

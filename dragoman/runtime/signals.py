@@ -41,6 +41,7 @@ class _SignalState:
         """Reset all requests."""
         self.reasons: list[str] = []
         self.checkpoint = False
+        self.termination: int | None = None
         self.previous: dict[signal.Signals, _Handler] = {}
         self.pipe: tuple[int, int] | None = None
         self.previous_wakeup = -1
@@ -149,6 +150,31 @@ def raise_if_stop_requested() -> None:
             found="",
             fix="run the same command again",
         )
+
+
+def interrupt_on_termination() -> None:
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, so that temporary files are removed.
+
+    `end_by_signal` ends the process as the signal would have. A second signal has the system's
+    default action.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+            signal.signal(number, _on_termination)
+
+
+def end_by_signal() -> None:
+    """End the process by the signal that `interrupt_on_termination` turned into an exception."""
+    if _state.termination is not None:
+        os.kill(os.getpid(), _state.termination)
+
+
+def _on_termination(number: int, frame: FrameType | None) -> None:
+    """Record the signal, restore its default action and unwind the stack."""
+    _state.termination = number
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _on_stop(number: int, frame: FrameType | None) -> None:

@@ -21,8 +21,14 @@ class DiskFullError(DiskError):
 
 
 def convert_os_error(error: OSError, path: Path) -> DragomanError:
-    """Return our error for an OSError: PermissionDeniedError or DiskError."""
+    """Return our error for an OSError: PermissionDeniedError, BundleError or DiskError."""
     name = error.filename or path
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and error.filename2:  # a rename to it failed
+        return BundleError(
+            "--out must be a new directory",
+            found=f"files of another process at {error.filename2}",
+            fix="choose another path, or remove it first",
+        )
     found = f"{error.strerror or error} at {name}"
     if error.errno in DISK_FULL_ERRNOS:
         return DiskFullError(

@@ -6,8 +6,11 @@ import gzip
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 
 from dragoman.cli.app import main
 
+ROOT = Path(__file__).resolve().parents[2]
 Typed = Callable[[str | bytes], None]
 LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "  ", "x", "🙂"]
 
@@ -276,3 +280,28 @@ def test_no_progress_with_results_on_the_terminal_or_without_one(
     assert main(["translate", "-m", str(bundle), "-i", str(path)]) == 0
     assert "translating" not in screen.getvalue()
     assert results.getvalue().count("\n") == 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_terminated_command_leaves_no_temporary_file(
+    number: signal.Signals, bundle: Path, tmp_path: Path
+) -> None:
+    """SIGTERM left `.tmp-out.txt-…` beside the output for ever."""
+    command = [sys.executable, "-m", "dragoman", "translate", "-m", str(bundle)]
+    process = subprocess.Popen(
+        [*command, "--device", "cpu", "--output", str(tmp_path / "out.txt")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell in the background has SIGINT ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [each.name[:12] for each in tmp_path.iterdir()] == [".tmp-out.txt"]
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert errors.decode() == "dragoman: stopped\n"
+    assert not list(tmp_path.iterdir())

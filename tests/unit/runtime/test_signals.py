@@ -188,7 +188,28 @@ def test_only_commands_worth_saving_get_handlers(monkeypatch, words, installed):
     with pytest.raises(SystemExit) as caught:
         __main__.main()
     assert caught.value.code == 7
-    assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) == installed
+    handler = signal.getsignal(signal.SIGTERM)
+    assert handler is (signals._on_stop if installed else signals._on_termination)
+
+
+def test_termination_unwinds_the_stack_once_and_ends_by_the_signal():
+    code = """
+import os, signal, time
+from dragoman.runtime import signals
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+signals.interrupt_on_termination()
+signal.raise_signal(signal.SIGHUP)
+try:
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("unwound", flush=True)
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+signals.end_by_signal()
+print("still there")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "unwound\n")
 
 
 def test_an_interrupt_while_the_command_is_imported_shows_no_traceback():

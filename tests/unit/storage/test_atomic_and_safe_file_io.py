@@ -401,3 +401,19 @@ def test_an_output_directory_in_an_existing_one(tmp_path: Path) -> None:
         disk_space_and_errors.require_parent_directory(tmp_path / "file" / "new")
     with pytest.raises(BundleError, match=f"existing directory; found no {tmp_path}/missing"):
         disk_space_and_errors.require_parent_directory(tmp_path / "missing" / "new")
+
+
+def test_a_directory_that_another_process_finished_first_is_named(tmp_path: Path) -> None:
+    """It was reported as a disk error of the temporary directory, which is gone."""
+    final = tmp_path / "export"
+
+    def export() -> None:
+        with disk_space_and_errors.os_errors_converted(final), staged_directory(final, "engine"):
+            final.mkdir()
+            (final / "file").touch()
+
+    with pytest.raises(
+        BundleError, match=r"new directory; found files of another process at \S*/e"
+    ):
+        export()
+    assert [each.name for each in tmp_path.iterdir()] == ["export"]
