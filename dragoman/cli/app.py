@@ -61,6 +61,16 @@ _VALUE_RULES = {
     "a valid number.*": "a number",
 }
 
+# What help shows for a value by its type; older typers name the types text, integer and float.
+_METAVARS = {
+    "path": "PATH",
+    "str": "TEXT",
+    "text": "TEXT",
+    "int": "N",
+    "integer": "N",
+    "float": "X",
+}
+
 HELP = (
     "Neural machine translation and other text models on PyTorch: train, translate, predict, "
     "evaluate, export and inspect models."
@@ -339,6 +349,16 @@ def _take_triples(option: Any) -> None:
     option.process_value = lambda _, value: [part for triple in value or () for part in triple]
 
 
+def _option_metavar(option: Any, context: Any) -> str | None:
+    """Return what help shows for an option's value; None for typer's own word."""
+    if getattr(option, "is_flag", False):
+        return ""  # newer typers write <bool>, as if a flag took a value
+    newer = getattr(option, "display_type_rich", None)  # <int range>, <list[Path]>
+    shown = newer(ctx=context) if newer else option.type.name
+    words = re.findall(r"[a-z]+", str(shown).lower().replace("list[", ""))
+    return _METAVARS.get(words[0]) if words else None
+
+
 def _reformat_help(command: Any) -> None:
     """Reformat the help of a command and of its subcommands."""
     if command.help:
@@ -352,8 +372,10 @@ def _reformat_help(command: Any) -> None:
     def plain_params(context: Any) -> list[Any]:
         found: list[Any] = params(context)
         for each in found:
-            if getattr(each, "is_flag", False) and each.metavar is None:
-                each.metavar = ""  # newer typers write <bool>, as if a flag took a value
+            if each.param_type_name == "argument":
+                each.display_type_rich = lambda ctx: ""  # newer typers write <path> after MODEL
+            elif each.metavar is None:
+                each.metavar = _option_metavar(each, context)
         return found
 
     command.get_params = plain_params

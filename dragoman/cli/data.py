@@ -44,11 +44,17 @@ FINDINGS_EXIT_CODE = 1  # the exit code of --strict where something was found
 TestSrcOption = Annotated[
     str,
     typer.Option(
-        "--test-src", help="Source sentences of a test set, to find leakage into the corpus."
+        "--test-src",
+        help="Source sentences of a test set, to find leakage into the corpus.",
+        metavar="FILE",
     ),
 ]
-TestTgtOption = Annotated[str, typer.Option("--test-tgt", help="Target sentences of the test set.")]
-TestPairsOption = Annotated[str, typer.Option("--test-pairs", help="Test set in one file instead.")]
+TestTgtOption = Annotated[
+    str, typer.Option("--test-tgt", help="Target sentences of the test set.", metavar="FILE")
+]
+TestPairsOption = Annotated[
+    str, typer.Option("--test-pairs", help="Test set in one file instead.", metavar="FILE")
+]
 
 app = typer.Typer(name="data", help="Check and clean a corpus before training.")
 

@@ -361,12 +361,19 @@ TargetLanguageOption = Annotated[
         "that of the references' script.",
     ),
 ]
-PairsSrcOption = Annotated[str, typer.Option("--src", help="Source sentences.", show_default=False)]
-PairsTgtOption = Annotated[str, typer.Option("--tgt", help="Target sentences.", show_default=False)]
+PairsSrcOption = Annotated[
+    str, typer.Option("--src", help="Source sentences.", metavar="FILE", show_default=False)
+]
+PairsTgtOption = Annotated[
+    str, typer.Option("--tgt", help="Target sentences.", metavar="FILE", show_default=False)
+]
 PairsOption = Annotated[
     str,
     typer.Option(
-        "--pairs", help="One TSV, CSV or JSONL file with both sides instead.", show_default=False
+        "--pairs",
+        help="One TSV, CSV or JSONL file with both sides instead.",
+        metavar="FILE",
+        show_default=False,
     ),
 ]
 SrcFieldOption = Annotated[

@@ -83,7 +83,9 @@ def print_table(
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     if title:
         console.print(Text(escape_unprintable(title), style="bold"), soft_wrap=True)
-    if not any(" " in cell for cell in drawn.columns[-1].cells):  # signatures: copied as a whole
+    if not any(
+        " " in str(cell) for cell in drawn.columns[-1].cells
+    ):  # signatures: copied as a whole
         drawn.columns[-1].no_wrap = True
         needed = console.measure(drawn, options=console.options.update(max_width=_UNLIMITED))
         console.width = max(console.width, needed.minimum)

@@ -97,7 +97,7 @@ class TrainConfig:
     )
     precision: str = setting(
         "auto",
-        "Compute dtype (mixed precision); auto is bfloat16 where the GPU supports it.",
+        "Compute dtype (mixed precision); auto is bfloat16 where the GPU or CPU supports it.",
         choices=("auto", "float32", "bfloat16"),
     )
     param_dtype: str = setting(

@@ -60,7 +60,8 @@ class TimeBudget:
         return ConfigError(
             [
                 f"the time budget must leave time to train; found {format_duration(self.seconds)}, "
-                f"of which preparation and writing take {needed}; increase it"
+                f"of which preparation and writing take {needed}; increase it, or choose a "
+                "smaller model"
             ]
         )
 

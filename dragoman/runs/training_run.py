@@ -454,8 +454,10 @@ class TrainingRun:
             )
         return mine[0]
 
-    def _prepare_locally(self, initial_files: Sequence[DataFile] | None) -> Prepared:
-        """Prepare the data; reduce a chosen vocabulary size that is too large for the text."""
+    def _prepare_locally(
+        self, initial_files: Sequence[DataFile] | None, *, retries: int = 2
+    ) -> Prepared:
+        """Prepare the data; change a chosen vocabulary size that the text does not allow."""
         if self.config.task != TRANSLATE:
             return prepare_task(
                 self.config,
@@ -476,11 +478,11 @@ class TrainingRun:
                 self.config = record_extension(self.config, given, prepared.tokenizers)
             return prepared
         except VocabularyError as error:
-            if not self._vocab_size_is_default:
+            if not (self._vocab_size_is_default and retries):
                 raise
-            self.progress.note(f"vocabulary size: {error.largest:,}, the largest for this corpus")
-            self.config = self.config.replace(text={"vocab_size": error.largest})
-            return self._prepare_locally(initial_files)
+            self.progress.note(f"vocabulary size: {error.allowed:,}, {error.reason}")
+            self.config = self.config.replace(text={"vocab_size": error.allowed})
+            return self._prepare_locally(initial_files, retries=retries - 1)
 
     def _run_builder(self, prepared: Prepared) -> RunBuilder:
         if isinstance(prepared, PreparedTask):
@@ -626,8 +628,12 @@ class TrainingRun:
             "weights_from": chosen,
             "metrics": dict(result.metrics),
         }
-        if self.time_budget.is_limited and any(
-            each.metric == "BLEU" and each.value < _LOW_BLEU for each in scores
+        data = self.config.data
+        one_language = bool(data.src_lang) and data.src_lang == data.tgt_lang  # couplets: low BLEU
+        if (
+            self.time_budget.is_limited
+            and not one_language
+            and any(each.metric == "BLEU" and each.value < _LOW_BLEU for each in scores)
         ):
             self.progress.note(
                 f"BLEU below {_LOW_BLEU}: the model has hardly learnt to translate; train it "

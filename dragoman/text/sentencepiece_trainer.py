@@ -44,15 +44,28 @@ _POLL_SECONDS = 0.2
 
 
 class VocabularyError(DataError):
-    """A vocabulary size that the corpus does not allow."""
+    """A vocabulary size that the corpus does not allow: above `largest`, or below `smallest`.
 
-    def __init__(self, largest: int, *, found: int) -> None:
+    `allowed` is a size to take instead, and `reason` says why.
+    """
+
+    def __init__(self, *, found: int, largest: int = 0, smallest: int = 0) -> None:
         super().__init__(
-            f"text.vocab_size must be at most {largest}, all that this corpus allows",
+            f"text.vocab_size must be at least {smallest} to cover this corpus's characters"
+            if smallest
+            else f"text.vocab_size must be at most {largest}, all that this corpus allows",
             found=str(found),
-            fix=f"add --set text.vocab_size={largest}, or add training data",
+            fix=f"add --set text.vocab_size={smallest + 100}, or lower text.character_coverage"
+            if smallest
+            else f"add --set text.vocab_size={largest}, or add training data",
         )
-        self.largest = largest
+        # Room for subwords beside the characters: half of what was asked for.
+        self.allowed = smallest + max(100, found // 2) if smallest else largest
+        self.reason = (
+            f"for the characters of this corpus, which need {smallest:,}"
+            if smallest
+            else "the largest for this corpus"
+        )
 
 
 def train_sentencepiece(
@@ -248,15 +261,10 @@ def _explain_trainer_error(
     """Return our error for a message of the trainer."""
     too_high = re.search(r"Vocabulary size too high \((\d+)\).*<= (\d+)", message)
     if too_high:
-        return VocabularyError(int(too_high[2]), found=config.vocab_size)
+        return VocabularyError(largest=int(too_high[2]), found=config.vocab_size)
     too_low = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
     if too_low:
-        return DataError(
-            f"text.vocab_size must be at least {too_low[2]} to cover this corpus's characters",
-            found=str(config.vocab_size),
-            fix=f"add --set text.vocab_size={int(too_low[2]) + 100}, or lower "
-            "text.character_coverage",
-        )
+        return VocabularyError(smallest=int(too_low[2]), found=config.vocab_size)
     least = _MIN_BYTE_FALLBACK_VOCAB + num_control_tokens
     if config.byte_fallback and config.vocab_size < least:
         return DataError(

@@ -453,6 +453,6 @@ def _format_metric(name: str, value: float) -> str:
     """Return one metric as text."""
     shown = {"bleu": f"BLEU {value:.1f}", "exact": f"{100 * value:.0f} % exact"}
     metric, _, direction = name.partition("_")
-    if direction and metric == "bleu":  # of one direction of a multilingual model
-        return f"{direction} BLEU {value:.1f}"
+    if direction and metric in ("bleu", "loss"):  # of one direction of a multilingual model
+        return f"{direction} {_format_metric(metric, value)}"
     return shown.get(name, f"{name} {value:.3f}")

@@ -62,13 +62,16 @@ def choose_base(
     return base
 
 
-def _fit_vocabulary(base: Config) -> Config:
+def _fit_vocabulary(base: Config, *, retries: int = 2) -> Config:
     """Return the base with a vocabulary that the corpus allows; the prepared data is cached."""
     with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
         try:
             prepare_data(base, Path(folder) / "text", QuietProgress())
         except VocabularyError as error:
-            return base.replace(text={"vocab_size": error.largest})
+            if not retries:
+                raise
+            fitted = base.replace(text={"vocab_size": error.allowed})
+            return _fit_vocabulary(fitted, retries=retries - 1)
     return base
 
 

@@ -342,6 +342,29 @@ def test_fitted_vocabulary_size_never_raises_a_user_error(corpus):
     assert OutputDirectory(out).config().text.vocab_size < 500
 
 
+def test_chosen_vocabulary_holds_the_characters_of_the_corpus(corpus, tmp_path):
+    """A few thousand Chinese sentences have more characters than subwords were chosen for."""
+    rng = random.Random(1)
+    for side in ("src", "tgt"):
+        lines = ("".join(chr(0x4E00 + rng.randrange(900)) for _ in range(8)) for _ in range(400))
+        (corpus / f"a.{side}").write_text("\n".join(lines) + "\n")
+    text = ("text.tokenizer=bpe", "text.vocab_size=500", "text.byte_fallback=true")
+    config = configured(corpus, "train.steps=1", *text)
+    captured = CapturedNotes()
+    train(
+        config,
+        tmp_path / "m",
+        dry_run=True,
+        override=lambda base: config.replace(text={"vocab_size": base.text.vocab_size}),
+        progress=captured,
+    )
+    (note,) = (each for each in captured.notes if "for the characters of this corpus" in each)
+    size, needed = (int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", note))
+    assert size > needed > 900
+    with pytest.raises(DataError, match=f"must be at least {needed} to cover this corpus's char"):
+        train(config, tmp_path / "m2", dry_run=True)
+
+
 def test_one_file_for_both_sides_is_reported(corpus):
     captured = CapturedNotes()
     train(

@@ -188,6 +188,10 @@ def test_validation_line_marks_only_the_best() -> None:
         format_validation(20, {"loss": 2.0}, {"loss": 1.0, "step": 10})
         == "validation at step 20: loss 2.000"
     )
+    assert (
+        format_validation(20, {"loss_de-en": 2.0, "bleu_de-en": 31.24}, {})
+        == "validation at step 20: de-en loss 2.000 · de-en BLEU 31.2"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 140])
