@@ -75,7 +75,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         if not own:
             continue
         means[name] = [statistics.mean(row[test] for row in own) for test in TESTS]
-        spread = [statistics.pstdev(row[test] for row in own) for test in TESTS]
+        spread = [statistics.stdev(row[test] for row in own) if own[1:] else 0.0 for test in TESTS]
         cells = [f"{mean:.2f} ± {each:.2f}" for mean, each in zip(means[name], spread, strict=True)]
         yield (
             f"| {name} | {own[0]['non_embedding']:,} | "

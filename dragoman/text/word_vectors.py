@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import lzma
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 MAX_WIDTH = 65_536
 MAX_LINE_BYTES = 1 << 20
@@ -35,19 +38,21 @@ def read_word_vectors(
 ) -> WordVectors:
     """Read the vectors of the words in `ids`; others are skipped without being parsed.
 
-    A line is a word and its numbers, separated by spaces. A first line of two integers
-    (word2vec's count and dimension) is skipped. Words may contain spaces: the numbers are the last
-    columns, as many as on the first line. With `lowercase` a word that is not in `ids` is looked
-    up in lower case. Of several vectors of one word the first counts. The file may be compressed
-    (.gz, .xz).
+    A line is a word and its numbers, separated by spaces. A first line of two integers is
+    word2vec's count and dimension; a file with fewer vectors is warned of. Words may contain
+    spaces: the numbers are the last columns, as many as the dimension, or as on the first line.
+    With `lowercase` a word that is not in `ids` is looked up in lower case. Of several vectors of
+    one word the first counts. The file may be compressed (.gz, .xz).
     """
     path = Path(path)
-    width = 0
+    width = declared = rows = 0
     found: dict[int, NDArray[np.float32]] = {}
     exact: set[int] = set()  # ids whose vector is of the word as written, not in lower case
     for number, line in _read_lines(path):
         columns = line.rstrip("\r\n ").split(" ")
         if number == 1 and len(columns) == 2 and all(each.isdecimal() for each in columns):
+            declared, width = map(int, columns)
+            _check_width(path, number, width)
             continue
         if not width:
             width = len(columns) - 1
@@ -60,6 +65,7 @@ def read_word_vectors(
                 found=f"{len(columns)} columns",
                 fix="repair the line, or use a file of word vectors in text format",
             )
+        rows += 1
         word = " ".join(columns[: len(columns) - width])
         index = ids.get(word)
         is_exact = index is not None
@@ -70,10 +76,10 @@ def read_word_vectors(
         found[index] = _parse(path, number, columns[len(columns) - width :])
         if is_exact:
             exact.add(index)
-    if not width:
+    if not rows:
         raise DataError(
             f"{path} must hold word vectors",
-            found="an empty file",
+            found="no vector" if declared else "an empty file",
             fix="pass a file with one word and its vector per line",
         )
     if not found:
@@ -81,6 +87,14 @@ def read_word_vectors(
             f"{path} must hold vectors of some words of the vocabulary",
             found=f"none of {len(ids):,} words",
             fix="use vectors of the same language and case, or set text.lowercase",
+        )
+    if rows < declared:
+        logger.warning(
+            "%s has %s of the %s vectors that its first line declares; "
+            "unless they are a selection, fetch the file again",
+            path,
+            f"{rows:,}",
+            f"{declared:,}",
         )
     order = sorted(found)
     return WordVectors(np.array(order, np.int64), np.stack([found[index] for index in order]))

@@ -94,3 +94,29 @@ def test_a_first_word_with_one_number_is_no_header(tmp_path: Path) -> None:
     path.write_text("cat 7\nthe 8\n")
     found = read_word_vectors(path, IDS)
     assert (found.ids.tolist(), found.vectors.tolist()) == ([4, 5], [[8.0], [7.0]])
+
+
+def test_a_header_gives_the_dimension_and_the_number_of_vectors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first word may contain a space, and a file that was cut off lacks vectors."""
+    path = tmp_path / "vectors.txt"
+    path.write_text("2 3\nat home 4 5 6\ncat 1 2 3\n")
+    assert read_word_vectors(path, IDS).ids.tolist() == [5, 6]
+    assert not caplog.messages
+    path.write_text("2000 3\nat home 4 5 6\ncat 1 2 3")
+    assert read_word_vectors(path, IDS).vectors.tolist() == [[1, 2, 3], [4, 5, 6]]
+    (message,) = caplog.messages
+    assert message == (
+        f"{path} has 2 of the 2,000 vectors that its first line declares; unless they are a "
+        "selection, fetch the file again"
+    )
+    path.write_text("2 4\nat home 4 5 6\n")
+    with pytest.raises(DataError, match=r"line 2 must have numbers after the word; found 'home'"):
+        read_word_vectors(path, IDS | {"at": 9})
+    path.write_text("2 4\ncat 4 5 6\n")
+    with pytest.raises(DataError, match=r"line 2 must have a word and 4 numbers"):
+        read_word_vectors(path, IDS)
+    path.write_text("2 4\n")
+    with pytest.raises(DataError, match=r"must hold word vectors; found no vector"):
+        read_word_vectors(path, IDS)
