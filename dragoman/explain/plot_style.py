@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import logging
+import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,13 +125,23 @@ def save_figure(figure: Any, path: str | Path, *, tight: bool = False) -> None:
 
 
 def use_log_scale(axes: Any, axis: str) -> None:
-    """Make the axis "x" or "y" logarithmic, its labels plain numbers and no formulas."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Make the axis "x" or "y" logarithmic, its labels plain numbers and no formulas.
+
+    Where fewer than two powers of ten are in view, ticks between them have labels as well.
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    def label_minor(value: float, _: int) -> str:
+        low, high = sorted(math.log10(max(edge, 1e-300)) for edge in chosen.get_view_interval())
+        if math.floor(high) - math.ceil(low) >= 1:
+            return ""
+        digit = round(value / 10 ** math.floor(math.log10(value)), 6)
+        return f"{value:g}" if high - low < 0.5 or digit in (2, 5) else ""
 
     axes.set(**{f"{axis}scale": "log"})
     chosen = axes.xaxis if axis == "x" else axes.yaxis
     chosen.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    chosen.set_minor_formatter(NullFormatter())
+    chosen.set_minor_formatter(FuncFormatter(label_minor))
 
 
 def figure_format(path: Path, option: str = "") -> str:

@@ -86,7 +86,7 @@ def save_curves(path: str | Path, runs: Sequence[RunLog]) -> None:
         _title_score(score, metric)
         last = max(record["step"] for run in runs for record in run.steps)
         for axes in (loss, score, rate, norm):
-            axes.set(xlabel="training step", xlim=(0, last))
+            axes.set(xlabel="training step", xlim=(0, 1.02 * last))  # with room for the last marker
         for axes in (loss, score):
             if axes.get_legend_handles_labels()[0]:
                 axes.legend()

@@ -8,6 +8,8 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 from matplotlib import font_manager, ft2font
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from dragoman.explain import plot_style as figure_style
 
@@ -58,3 +60,27 @@ def test_new_fonts_are_searched_only_for_a_missing_character(
 ) -> None:
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: pytest.fail("slow"))
     assert figure_style.choose_fonts("abc é Ж") == ("DejaVu Sans",)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (2.1, 7.4, {"5"}),
+        (1.5, 9.5, {"2", "5"}),
+        (0.3, 7.0, {"0.5", "1", "2", "5"}),
+        (3.1, 4.9, {"4"}),
+        (0.05, 200.0, {"0.1", "1", "10", "100"}),
+    ],
+)
+def test_a_logarithmic_axis_has_labels(low: float, high: float, labels: set[str]) -> None:
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot([0, 1], [low, high])
+    figure_style.use_log_scale(axes, "y")
+    axes.set_ylim(low, high)
+    figure.draw_without_rendering()
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    shown = {tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high} - {""}
+    assert labels <= shown
+    assert len(shown) <= 12

@@ -11,6 +11,7 @@ import torch
 
 from dragoman.checkpoint.weight_average import average_weights
 from dragoman.errors import ConfigError, DataError
+from dragoman.explain import training_plots
 from dragoman.explain.training_plots import draw_curves, read_log
 from dragoman.training.tensorboard import TensorBoardWriter
 
@@ -67,6 +68,13 @@ def test_curves_are_drawn_from_the_log(tmp_path, bleu) -> None:
     assert draw_curves(write_log(tmp_path / "log.jsonl", bleu=bleu), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
+
+
+def test_the_last_marker_has_room(tmp_path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(training_plots, "save_figure", lambda figure, _: drawn.append(figure))
+    draw_curves(write_log(tmp_path / "log.jsonl"), tmp_path / "curves.png")
+    assert all(axes.get_xlim()[1] > 200 for axes in drawn[0].axes)
 
 
 def test_gradients_of_zero_are_drawn_without_a_warning(tmp_path) -> None:
