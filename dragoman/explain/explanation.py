@@ -209,11 +209,14 @@ class Explanation:
     stored_digest: str = ""
 
     def __repr__(self) -> str:
-        """Return both texts, the score and the numbers of tokens and attention sites."""
-        texts = " -> ".join(
-            repr(text) if len(text) <= 60 else f"{text[:59]!r}…"
-            for text in (self.text, self.translation)
-        )
+        """Return input and output, the score and the numbers of tokens and attention sites."""
+        found = [self.text, self.translation]
+        if self.model.get("task") in ("classify", "pairs") and self.steps:
+            step = self.steps[0]  # of the label; the target is empty, or the second sentence
+            label = next((text for id_, text, _ in step.top if id_ == step.id), f"#{step.id}")
+            found = [*(text for text in found if text), label]
+        shown = [repr(text) if len(text) <= 60 else f"{text[:59]!r}…" for text in found]
+        texts = f"{' | '.join(shown[:-1])} -> {shown[-1]}"
         score = self.score.get("normalised")
         counts = (
             f"{len(self.source.tokens)} source and {len(self.target.tokens)} target tokens, "

@@ -642,10 +642,8 @@ class TrainingRun:
         path = self.output_dir.path
         command = builder.write(path, weights, card, fields)
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
-        self.progress.note(
-            f"model written to {path} ({chosen}); try: "
-            + command.format(model=shlex.quote(str(path)))
-        )
+        self.progress.note(f"model written to {path} ({chosen})")
+        self.progress.note(f"try: {command.format(model=shlex.quote(str(path)))}")
 
 
 def _format_exact(metrics: Mapping[str, float]) -> str:

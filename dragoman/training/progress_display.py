@@ -303,8 +303,9 @@ class LiveProgress:
         self._rich_progress: RichProgress | None = None
 
     def note(self, text: str) -> None:
-        """Print a line above the live display."""
-        self._console.print(text, highlight=False, markup=False)
+        """Print a line above the live display; one with a command is copied, so never broken."""
+        is_command = "dragoman " in text
+        self._console.print(text, highlight=False, markup=False, soft_wrap=is_command)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:

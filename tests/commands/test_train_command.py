@@ -298,7 +298,7 @@ def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFix
     lines = errors(capsys)
     assert lines[0].endswith("3 problems in the configuration:")
     text = "\n".join(lines)
-    assert "there is no setting model.widht; did you mean width?" in text
+    assert "there is no setting model.widht; did you mean model.width?" in text
     assert "train.steps must be" in text
     assert "found 'many'" in text
     assert "did you mean train.steps?" in text, (
@@ -310,7 +310,7 @@ def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFix
     ("options", "words"),
     [
         (["--set=model.width=100", "--set=model.heads=8"], "found 8 and 100; try model.heads=5"),
-        (["--set=model.widht=100"], "there is no setting model.widht; did you mean width?"),
+        (["--set=model.widht=100"], "there is no setting model.widht; did you mean model.width?"),
         (["--set=model.width=wide"], "found 'wide'"),
         (["--set=width"], "found 'width'"),
         (["--set=text.vocab_size=100"], "found 100"),

@@ -183,6 +183,16 @@ def test_unknown_tokens_are_an_occlusion(tagger: Subject) -> None:
     np.testing.assert_allclose(arrays[made.source][:, 2], expected, atol=1e-5)
 
 
+def test_the_repr_names_the_label(han: Subject, pairs: Subject) -> None:
+    """A classifier's output was shown as an empty text, a pair's second sentence as the output."""
+    found = han.predictor.explain(TEXT)
+    assert f" -> {step_text(found.steps[0])!r}, score=" in repr(found)
+    paired = pairs.predictor.explain(pairs.example)
+    first, second = map(repr, pairs.example)
+    label = step_text(paired.steps[0])
+    assert repr(paired).startswith(f"Explanation({first} | {second} -> {label!r}, score=")
+
+
 def test_a_pair_has_co_attention_in_both_directions(pairs: Subject) -> None:
     found, words = (
         pairs.predictor.explain(pairs.example),

@@ -168,6 +168,18 @@ def test_the_live_display_draws_and_leaves_only_notes() -> None:
     assert progress._rich_progress is None
 
 
+def test_the_live_display_breaks_no_command() -> None:
+    """A line end in a command that is copied would run half of it."""
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=40))
+    command = 'try: dragoman translate -m /home/someone/models/german-english "…"'
+    with progress.phase("validating", 4, "batches"):
+        progress.note(command)
+        progress.note("the words of a long note are broken where the terminal ends")
+    assert command in stream.getvalue()
+    assert "are broken \nwhere" in stream.getvalue()
+
+
 def test_the_display_fits_the_stream() -> None:
     assert isinstance(open_progress(io.StringIO()), PlainProgress)
     assert isinstance(open_progress(io.StringIO(), live=True), LiveProgress)
