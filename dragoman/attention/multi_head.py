@@ -1,4 +1,8 @@
-"""Multi-head attention: self-attention and cross-attention."""
+"""Multi-head attention: self-attention and cross-attention.
+
+The keys and values of a memory are projected by `CrossAttention.prepare`; `TransformerLayer.start`
+in `models/transformer_blocks.py` keeps them for a sentence.
+"""
 
 from __future__ import annotations
 

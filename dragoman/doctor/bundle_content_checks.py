@@ -11,8 +11,8 @@ from dragoman.bundle.golden_vectors import (
     largest_error,
     read_golden_cases,
 )
+from dragoman.doctor.batching_cache_and_mask_checks import log_prob_tolerance
 from dragoman.doctor.check_result import Measurement, NotApplicableError
-from dragoman.doctor.log_probability_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest
 from dragoman.errors import DragomanError
 from dragoman.text.sentencepiece_tokenizer import Tokenizer

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from dragoman.doctor import (
+    batching_cache_and_mask_checks,
     bundle_content_checks,
-    log_probability_checks,
     precision_and_engine_agreement,
 )
 from dragoman.doctor.check_result import CheckResult, Measurement, run_named_checks
@@ -22,14 +22,14 @@ CHECKS: dict[str, Check] = {
     "finite weights": bundle_content_checks.check_finite_weights,
     "tokenizer round trip": bundle_content_checks.check_tokenizer_round_trip,
     "golden vectors": bundle_content_checks.check_golden_vectors,
-    "batching": log_probability_checks.check_batching,
-    "KV cache": log_probability_checks.check_kv_cache,
-    "beam 1 = greedy": log_probability_checks.check_beam_size_one,
-    "beam scores": log_probability_checks.check_beam_scores,
-    "causality": log_probability_checks.check_causality,
-    "source padding": log_probability_checks.check_source_padding,
-    "target padding": log_probability_checks.check_target_padding,
-    "batch independence": log_probability_checks.check_batch_independence,
+    "batching": batching_cache_and_mask_checks.check_batching,
+    "KV cache": batching_cache_and_mask_checks.check_kv_cache,
+    "beam 1 = greedy": batching_cache_and_mask_checks.check_beam_size_one,
+    "beam scores": batching_cache_and_mask_checks.check_beam_scores,
+    "causality": batching_cache_and_mask_checks.check_causality,
+    "source padding": batching_cache_and_mask_checks.check_source_padding,
+    "target padding": batching_cache_and_mask_checks.check_target_padding,
+    "batch independence": batching_cache_and_mask_checks.check_batch_independence,
     "bfloat16": precision_and_engine_agreement.check_bfloat16,
     "int8": precision_and_engine_agreement.check_int8,
     "native engine": precision_and_engine_agreement.check_native_engine,

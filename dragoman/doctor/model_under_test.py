@@ -23,7 +23,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.doctor.check_result import NotApplicableError
-from dragoman.doctor.exported_engines import open_export
+from dragoman.doctor.export_directory_opener import open_export
 from dragoman.errors import BundleError, DragomanError
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import open_engine

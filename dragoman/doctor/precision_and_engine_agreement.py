@@ -8,9 +8,9 @@ import torch
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
+from dragoman.doctor.batching_cache_and_mask_checks import log_prob_tolerance
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.fake_quantization import SimulatedInt8
-from dragoman.doctor.log_probability_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import BEAM_SIZE, ModelUnderTest
 from dragoman.doctor.output_comparison import compare_outputs
 from dragoman.errors import ConfigError

@@ -1,4 +1,7 @@
-"""Models of sets: an encoder of elements, attention or Deep Sets blocks, pooling, a decoder."""
+"""Models of sets: an encoder of elements, attention or Deep Sets blocks, pooling, a decoder.
+
+The attention blocks SAB, ISAB and PMA are in `set_blocks.py`.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dragoman.bundle import Bundle
 from dragoman.cli.app import main
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.doctor.exported_engines import HuggingFaceEngine
+from dragoman.doctor.export_directory_opener import HuggingFaceEngine
 from dragoman.doctor.model_under_test import load_model_under_test
 from dragoman.doctor.precision_and_engine_agreement import check_exported_engine
 from dragoman.exchange.export import EXPORTERS

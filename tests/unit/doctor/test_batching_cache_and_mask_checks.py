@@ -14,7 +14,13 @@ from torch import Tensor
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.doctor import CHECKS, CheckResult, ModelUnderTest, log_probability_checks, run_checks
+from dragoman.doctor import (
+    CHECKS,
+    CheckResult,
+    ModelUnderTest,
+    run_checks,
+)
+from dragoman.doctor import batching_cache_and_mask_checks as checks
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_under_test import ReferenceEngine
 from dragoman.errors import BundleError
@@ -133,7 +139,7 @@ def test_wrong_beam_is_detected(parts: Parts, monkeypatch: pytest.MonkeyPatch) -
         def run(self, *arguments: Any) -> list[list[Hypothesis]]:
             return [hypotheses[1:] for hypotheses in BeamSearch(2, 2).run(*arguments)]
 
-    monkeypatch.setattr(log_probability_checks, "BeamSearch", Second)
+    monkeypatch.setattr(checks, "BeamSearch", Second)
     assert failed(parts.verdicts()) == {"beam 1 = greedy"}
 
 
@@ -336,7 +342,7 @@ def test_a_decoder_without_a_cache_is_skipped(
         raise NotImplementedError
 
     monkeypatch.setattr(parts.model, "start", start)
-    [finding] = run_checks(parts.subject(), {"KV cache": log_probability_checks.check_kv_cache})
+    [finding] = run_checks(parts.subject(), {"KV cache": checks.check_kv_cache})
     assert (finding.verdict, finding.note) == ("SKIP", "this decoder has no KV cache")
 
 
@@ -461,5 +467,5 @@ def test_attention_to_the_next_but_one_position_alone_is_detected(
         return torch.cat([hidden[:, :2], hidden[:, 2:-2] + leak, hidden[:, -2:]], dim=1)
 
     monkeypatch.setattr(parts.model, "decode", decode)
-    [finding] = run_checks(parts.subject(), {"causality": log_probability_checks.check_causality})
+    [finding] = run_checks(parts.subject(), {"causality": checks.check_causality})
     assert finding.verdict == "FAIL"

@@ -123,7 +123,7 @@ def open_export(
         if trial:
             require_trial(
                 fields,
-                "dragoman.doctor.exported_engines:run_export_trial",
+                "dragoman.doctor.export_directory_opener:run_export_trial",
                 [str(bundle.path), str(directory)],
                 label=str(directory),
             )
