@@ -42,10 +42,11 @@ export async function readIsland(island) {
 // {data, shape, pool}: `data` has floats where the numbers were scaled, else their own type.
 function decodeTensor({ dtype, code, scale, shape, pool, data: text, bytes = dataBytes(text) }) {
   let data = new TENSOR_TYPES[dtype](bytes.buffer);
-  if (code === 'sqrt') {
-    const table = Float32Array.from({ length: 256 }, (_, u) => scale * (u / 255) ** 2);
-    data = Float32Array.from(data, (u) => table[u]);
-  } else if (dtype === 'i8') data = Float32Array.from(data, (v) => (scale * v) / 127);
+  if (code === 'sqrt' || dtype === 'i8') {
+    const table = Float32Array.from({ length: 256 }, (_, u) => scale * (dtype === 'i8' ? ((u << 24) >> 24) / 127 : (u / 255) ** 2));
+    data = new Float32Array(bytes);
+    for (let i = 0; i < data.length; i++) data[i] = table[data[i]]; // Float32Array.from takes ten times as long
+  }
   return { data, shape, pool };
 }
 
