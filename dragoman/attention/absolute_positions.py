@@ -22,7 +22,8 @@ class RelativePosition(nn.Module):
     """
 
     has_bias: ClassVar[bool] = False  # whether it has a `bias`; otherwise it has a `rotate`
-    masks_later: bool = False  # whether `causal_bias` masks later positions
+    # Whether causal attention takes `distance_scores` instead of a `bias`.
+    scores_distances: bool = False
 
     def rotate(self, x: Tensor, position_ids: Tensor | None, *, first: int = 0) -> Tensor:
         """Rotate queries or keys (B, H, T, Dh) by their positions; keys are cached rotated."""
@@ -43,6 +44,10 @@ class RelativePosition(nn.Module):
         """Return the bias for queries (B, H, T, Dh), the last T of `keys` positions."""
         positions = torch.arange(keys, device=query.device)
         return self.bias(positions - positions[keys - query.size(-2) :].unsqueeze(-1), query)
+
+    def distance_scores(self, query: Tensor, keys: int) -> Tensor:
+        """Return the scores (B, H, T, S) by distance, S - 1 down to 0, with S `keys`."""
+        raise NotImplementedError
 
 
 class Positions(nn.Module):

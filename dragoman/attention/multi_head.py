@@ -24,7 +24,13 @@ from dragoman.attention.argument_checks import (
 )
 from dragoman.attention.attention_weight_hooks import AttentionRecord, RecordableAttention
 from dragoman.attention.score_functions import ScaledDotScore, Score
-from dragoman.ops import attend, attend_packed, build_attention_mask, masked_softmax
+from dragoman.ops import (
+    attend,
+    attend_packed,
+    build_attention_mask,
+    masked_softmax,
+    shift_causal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +43,12 @@ class ProjectedQKV(NamedTuple):
 
 
 class RelativeTerms(NamedTuple):
-    """The terms of relative positions: the query, the mask, and a bias on the scores."""
+    """The query, the mask, and the terms of relative positions in the scores: one of two forms."""
 
     query: Tensor  # (B, H, T, Dh)
     mask: Tensor | None  # broadcastable to (B, T, S)
-    bias: Tensor | None  # broadcastable to (B, H, T, S)
+    bias: Tensor | None = None  # by key, broadcastable to (B, H, T, S)
+    distance_scores: Tensor | None = None  # by distance, (B, H, T, S)
 
 
 class MultiHead(RecordableAttention):
@@ -129,6 +136,7 @@ class MultiHead(RecordableAttention):
         mask: Tensor | None = None,
         causal: bool = False,
         bias: Tensor | None = None,
+        distance_scores: Tensor | None = None,
         window: int = 0,
     ) -> Tensor:
         """Attend from (B, H, T, Dh) to (B, G, S, Dh), concatenate the heads and project: (B, T, D).
@@ -137,7 +145,14 @@ class MultiHead(RecordableAttention):
         """
         return self.output(
             self._concat_contexts(
-                query, key, value, mask=mask, causal=causal, bias=bias, window=window
+                query,
+                key,
+                value,
+                mask=mask,
+                causal=causal,
+                bias=bias,
+                distance_scores=distance_scores,
+                window=window,
             )
         )
 
@@ -150,6 +165,7 @@ class MultiHead(RecordableAttention):
         mask: Tensor | None,
         causal: bool,
         bias: Tensor | None = None,
+        distance_scores: Tensor | None = None,
         window: int = 0,
     ) -> Tensor:
         """Attend as `attend_heads` does; return the concatenated heads: (B, T, H Dv)."""
@@ -168,10 +184,13 @@ class MultiHead(RecordableAttention):
                 causal=causal,
                 dropout=self.active_dropout,
                 bias=bias,
+                distance_scores=distance_scores,
                 window=window,
                 cuda_graphs=self.cuda_graphs,
             )
         else:
+            if distance_scores is not None:
+                bias, causal = shift_causal(distance_scores), False  # it masks what is later
             if window:
                 near = masks.local(query.size(-2), radius=window, device=query.device)
                 mask = masks.combine(mask, near)
@@ -284,31 +303,26 @@ class SelfAttention(MultiHead):
         distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
         mask = masks.combine(mask, distance.abs() <= self.window) if self.window else mask
         if self.relative_position is None or not self.relative_position.has_bias:
-            return RelativeTerms(query, mask, None)
+            return RelativeTerms(query, mask)
         return RelativeTerms(
             self.relative_position.shift_query(query),
             mask,
             self.relative_position.bias(distance, query),
         )
 
-    @property
-    def masks_later(self) -> bool:
-        """Whether the bias of `causal_terms` masks later positions, so that no mask is needed."""
-        return self.relative_position is not None and self.relative_position.masks_later
-
     def causal_terms(self, query: Tensor, mask: Tensor | None, keys: int) -> RelativeTerms:
-        """Return query, mask and bias for queries (B, H, T, Dh), the last T of `keys` positions."""
+        """Return the terms for queries (B, H, T, Dh), the last T of `keys` positions."""
         if self.window:
             positions = torch.arange(keys, device=query.device)
             back = positions[keys - query.size(-2) :].unsqueeze(-1) - positions
             mask = masks.combine(mask, back <= self.window)
         if self.relative_position is None or not self.relative_position.has_bias:
-            return RelativeTerms(query, mask, None)
-        return RelativeTerms(
-            self.relative_position.shift_query(query),
-            mask,
-            self.relative_position.causal_bias(query, keys),
-        )
+            return RelativeTerms(query, mask)
+        shifted = self.relative_position.shift_query(query)
+        if self.relative_position.scores_distances:
+            scores = self.relative_position.distance_scores(query, keys)
+            return RelativeTerms(shifted, mask, distance_scores=scores)
+        return RelativeTerms(shifted, mask, self.relative_position.causal_bias(query, keys))
 
     def forward(
         self,
@@ -352,12 +366,11 @@ class SelfAttention(MultiHead):
                 query, key, value, mask=mask, causal=causal, window=self.window
             )
         if causal:
-            query, mask, bias = self.causal_terms(query, mask, x.size(1))
-            causal = not self.masks_later
+            terms = self.causal_terms(query, mask, x.size(1))
         else:
             positions = torch.arange(x.size(1), device=x.device)
-            query, mask, bias = self.relative_terms(query, mask, positions, positions)
-        return self.attend_heads(query, key, value, mask=mask, causal=causal, bias=bias)
+            terms = self.relative_terms(query, mask, positions, positions)
+        return self.attend_with_terms(terms, key, value, causal=causal)
 
     def _attend_segment(
         self, x: Tensor, previous: Tensor, *, mask: Tensor | None, causal: bool
@@ -380,9 +393,20 @@ class SelfAttention(MultiHead):
         if self.rotates and self.relative_position is not None:
             query = self.relative_position.rotate(query, None, first=memory)
             key = self.relative_position.rotate(key, None)
-        query, mask, terms = self.causal_terms(query, mask, keys)
+        return self.attend_with_terms(self.causal_terms(query, mask, keys), key, value, causal=True)
+
+    def attend_with_terms(
+        self, terms: RelativeTerms, key: Tensor, value: Tensor, *, causal: bool
+    ) -> Tensor:
+        """Attend with the terms of relative positions and project: (B, T, D)."""
         return self.attend_heads(
-            query, key, value, mask=mask, causal=not self.masks_later, bias=terms
+            terms.query,
+            key,
+            value,
+            mask=terms.mask,
+            causal=causal,
+            bias=terms.bias,
+            distance_scores=terms.distance_scores,
         )
 
     def _attend_with_prefix(

@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dragoman import ops
 from dragoman.attention.absolute_positions import (
     NoPositions,
     RelativePosition,
@@ -158,9 +157,9 @@ class TransformerXLBias(RelativePosition):
 
     Dai et al. (2019), "Transformer-XL". R has all sines before all cosines, as in the released
     code, and the width of all heads together; u and v are initialized as there. Each query is
-    multiplied with each distance once; the scores are then shifted (causal) or gathered by key.
-    Distances above `max_distance`, if it is not 0, count as that one, as `clamp_len` in the
-    released code. The recurrence over segments is `TransformerLayer.forward_segment`.
+    multiplied with each distance once; `ops.attend` shifts the scores if they are causal, otherwise
+    they are gathered by key. Distances above `max_distance`, if it is not 0, count as that one, as
+    `clamp_len` in the released code. The recurrence is `TransformerLayer.forward_segment`.
     """
 
     has_bias = True
@@ -171,7 +170,7 @@ class TransformerXLBias(RelativePosition):
     ) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
-        self.masks_later = causal
+        self.scores_distances = causal
         width = heads * head_width
         self.sinusoids = _shared_sinusoids(SinusoidalHalvesPositions, width, max_positions)  # R
         self.proj = nn.Linear(width, width, bias=False)  # W_R
@@ -206,21 +205,19 @@ class TransformerXLBias(RelativePosition):
         back = back.unsqueeze(0) if distance.dim() == 2 else back  # (1 or B, T, S)
         return scores.gather(-1, back.unsqueeze(1).expand(*query.shape[:3], -1))
 
-    def causal_bias(self, query: Tensor, keys: int) -> Tensor:
-        """Return the bias (B, H, T, S) for the last T of S positions, by the paper's shift.
+    def distance_scores(self, query: Tensor, keys: int) -> Tensor:
+        """Return the scores (B, H, T, S) by distance, S - 1 down to 0, scaled as the scores are.
 
-        Row t of the scores by distance, S - 1 down to 0, is moved left by T - 1 - t: appendix B.
-        Later positions are masked in it.
+        `ops.attend` moves row t left by T - 1 - t, the relative shift of the paper's appendix B.
         """
-        if not self.causal:
-            return super().causal_bias(query, keys)
         farthest = min(keys - 1, self.max_distance) if self.max_distance else keys - 1
         sinusoids = self.sinusoids.vectors(0, farthest + 1).flip(0)  # of S - 1 down to 0
         key = self._by_head(self.proj(sinusoids.to(self.proj.weight.dtype))).to(query.dtype)
         if farthest < keys - 1:
             key = torch.cat([key[:, :1].expand(-1, keys - 1 - farthest, -1), key], dim=1)
         query = (query + self._by_head(self.position_bias).to(query.dtype)) * query.size(-1) ** -0.5
-        return ops.shift_causal(query @ key.mT)  # (B, H, T, S)
+        scores: Tensor = query @ key.mT
+        return scores
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Split (D,) or (n, D) into heads: (H, 1 or n, Dh)."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.multi_head import CrossAttention, SelfAttention
+from dragoman.attention.multi_head import CrossAttention, RelativeTerms, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.norms_and_residuals import Residual
@@ -168,13 +168,10 @@ class TransformerLayer(Block):
         query, key_value = self.self.project(x, first=state.length)
         state = state.append("key_value", key_value)
         key, value = state.recent("key_value", x.size(1), self.self.window).unbind(1)
-        mask, bias, causal = state.prefix_mask(), None, True
+        terms = RelativeTerms(query, state.prefix_mask())
         if self.self.needs_distances:
-            query, mask, bias = self.self.causal_terms(query, mask, key.size(-2))
-            causal = not self.self.masks_later
-        return ExtendOutput(
-            self.self.attend_heads(query, key, value, mask=mask, causal=causal, bias=bias), state
-        )
+            terms = self.self.causal_terms(query, terms.mask, key.size(-2))
+        return ExtendOutput(self.self.attend_with_terms(terms, key, value, causal=True), state)
 
 
 def build_self_attention(config: ModelConfig, *, causal: bool) -> SelfAttention:

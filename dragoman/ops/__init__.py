@@ -1,7 +1,7 @@
 """Tensor operations that layers call; each picks a fused kernel where one exists.
 
 operation              fused forms                                    plain reference
-attend                 PyTorch's SDPA, short sequences, windows       attend_reference
+attend                 SDPA, short sequences, windows, distances      attend_reference
 attend_packed          packed short sequences                         attend
 dropout                hashed dropout under torch.compile             F.dropout
 dropout_add_norm       one backward kernel under torch.compile        layer_norm(x + dropout(y))

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dragoman.ops import relative_attention
+from dragoman.ops.relative_shift import shift_causal
+
 
 class AttentionOutput(NamedTuple):
     """The weighted sums of the values, and the attention weights."""
@@ -29,6 +32,7 @@ def attend(
     dropout: float = 0.0,
     scale: float | None = None,
     bias: Tensor | None = None,
+    distance_scores: Tensor | None = None,
     window: int = 0,
     cuda_graphs: bool = False,
 ) -> Tensor:
@@ -39,9 +43,22 @@ def attend(
     `mask` is broadcastable to (B, T, S), or to (B, H, T, S) with four axes; True may be attended
     to. With `causal` the queries are the last T of the S positions, and none attends to a later
     position. With a `window`, T = S and each position attends to those at most `window` away. A
-    query that may attend to nothing gets zeros. `bias` is broadcastable to (B, H, T, S).
+    query that may attend to nothing gets zeros. `bias` is broadcastable to (B, H, T, S); instead of
+    it causal attention takes `distance_scores` (B, H, T, S) by distance, S - 1 down to 0.
     `cuda_graphs` allows kernels that pay only when a CUDA graph replays their launches.
     """
+    if distance_scores is not None:
+        assert causal, "scores by distance are for causal attention"
+        assert bias is None, "scores by distance are the bias"
+        if (
+            mask is None
+            and not window
+            and relative_attention.is_supported(query, key, value, distance_scores)
+        ):
+            return relative_attention.attend_by_distance(
+                query, key, value, distance_scores, dropout=dropout, scale=scale
+            )
+        bias, causal = shift_causal(distance_scores), False  # it masks what is later
     if window:
         from dragoman.ops.windowed_attention import attend_windowed, is_faster_windowed  # a cycle
 

@@ -56,7 +56,7 @@ def _reference(scores: Tensor) -> Tensor:
     return shift_rows(scores).masked_fill(later, masked_value(scores.dtype))
 
 
-def _reference_backward(grad: Tensor) -> Tensor:
+def shift_back(grad: Tensor) -> Tensor:
     """Move row t of the gradient (..., T, S) right by T - 1 - t, with zeros for the rest."""
     *batch, queries, keys = grad.shape
     grad = grad.masked_fill(_later(queries, keys, grad.device), 0.0)
@@ -96,7 +96,7 @@ def _backward(grad: Tensor) -> Tensor:
         return (found,)
 
     variant = ("backward", grad.dtype, *grad.shape[-2:])
-    return RELATIVE_SHIFT_KERNEL.run(variant, fused, lambda: (_reference_backward(grad),))[0]
+    return RELATIVE_SHIFT_KERNEL.run(variant, fused, lambda: (shift_back(grad),))[0]
 
 
 def _has_even_rows(x: Tensor) -> bool:
