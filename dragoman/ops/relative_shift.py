@@ -24,8 +24,8 @@ def shift_causal(scores: Tensor) -> Tensor:
     Row t is moved left by T - 1 - t; entries of later positions are half the lowest finite number,
     so that adding a score to it cannot reach -inf.
     """
-    if not RELATIVE_SHIFT_KERNEL.can_run(scores):
-        return _reference(scores)
+    if scores.dtype == torch.float64 or not RELATIVE_SHIFT_KERNEL.can_run(scores):
+        return _reference(scores)  # the masked value of float64 is no float32 of a kernel
     shifted: Tensor = torch.ops.dragoman.relative_shift(scores)
     return shifted
 

@@ -22,9 +22,9 @@ from dragoman.storage.trusted_cache_directory import cache_dir, make_private_dir
 
 logger = logging.getLogger(__name__)
 
-# torch.compile takes half a minute with an empty cache, and saves 5 of 30 ms per step (base size,
-# H200): a short run would end before it gains anything.
-MIN_STEPS, MIN_SECONDS = 10_000, 600.0
+# torch.compile takes half a minute with an empty cache, and saves a sixth of each step (base size
+# and Transformer-XL, H200): a short run would end before it gains anything.
+MIN_STEPS, MIN_SECONDS = 10_000, 300.0
 # Variants of one block's code: masks, dtypes, special lengths. Torch's own limit is 8, and it falls
 # back to eager mode silently.
 RECOMPILE_LIMIT = 64

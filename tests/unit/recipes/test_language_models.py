@@ -48,10 +48,11 @@ def test_transformer_xl_has_the_sizes_of_wikitext_2() -> None:
 def test_transformer_xl_has_the_dropouts_of_the_replications() -> None:
     config = read_config(recipe="dai2019_lm", task="language")
     language, train = config.language, config.train
-    assert (language.embedding_dropout, language.input_dropout) == (0.2, 0.6)
+    assert (language.embedding_dropout, language.input_dropout) == (0.0, 0.6)
     assert (language.output_dropout, language.locked_dropout) == (0.5, True)
-    assert (train.learning_rate, train.schedule, train.warmup_steps) == (6e-4, "cosine", 3000)
-    assert (train.beta2, train.max_grad_norm, train.steps) == (0.99, 0.25, 50_000)
+    assert (train.learning_rate, train.schedule, train.warmup_steps) == (4e-4, "cosine", 3000)
+    assert (train.optimizer, train.weight_decay, train.beta2) == ("adamw", 0.05, 0.99)
+    assert (train.max_grad_norm, train.steps) == (0.25, 50_000)
 
 
 def test_bytes_are_scored_with_a_memory_four_times_as_long() -> None:
