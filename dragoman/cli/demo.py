@@ -160,7 +160,7 @@ def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> b
     from rich.console import Console
 
     from dragoman.explain.attention_plots import save_attention_map
-    from dragoman.explain.terminal_report import render_attention
+    from dragoman.explain.terminal_attention_map import render_attention
 
     found = translator.explain(pair.text)
     src, tgt = found.src_tokens, found.tgt_tokens
