@@ -15,7 +15,7 @@ from dragoman.storage.disk_space_and_errors import require_parent_writable
 from dragoman.training.progress_display import format_duration
 
 if TYPE_CHECKING:
-    from dragoman.demo.dates import DatePair
+    from dragoman.demo.date_corpus import DatePair
     from dragoman.demo.training_and_evaluation import DemoResult
     from dragoman.inference import Translator
 
@@ -49,7 +49,7 @@ def demo(
     device: DeviceOption = "",
 ) -> None:
     """Translate with the built-in model, then train one on dates in two minutes."""
-    from dragoman.demo.dates import LOCALES, DateWriter
+    from dragoman.demo.date_corpus import LOCALES, DateWriter
     from dragoman.demo.training_and_evaluation import (
         check_demo,
         evaluate_dates,

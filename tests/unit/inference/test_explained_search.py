@@ -20,12 +20,12 @@ from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import Regex
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.no_repeat import repeated_tokens
+from dragoman.decoding.no_repeat_ngram import repeated_tokens
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.translation_explanation_builder import diagnose
 from dragoman.inference import Translator
-from dragoman.inference.alternative_token_branches import compare_outputs
+from dragoman.inference.counterfactual_outputs import compare_outputs
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

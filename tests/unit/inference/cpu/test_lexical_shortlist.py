@@ -24,11 +24,11 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
-from dragoman.inference.cpu import shortlist
+from dragoman.inference.cpu import lexical_shortlist
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.shortlist import Shortlist, build_shortlist
+from dragoman.inference.cpu.lexical_shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
@@ -94,7 +94,7 @@ def request(numbers: Any = range(5), **more: Any) -> SearchRequest:
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 22])
 def test_counts_equal_a_plain_loop(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortlist, "_MAX_PENDING", at_once)
+    monkeypatch.setattr(lexical_shortlist, "_MAX_PENDING", at_once)
     found = counted()
     both, left, right = Counter[tuple[int, int]](), Counter[int](), Counter[int]()
     for src, tgt in drawn():
