@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer
 
 from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
@@ -31,7 +31,6 @@ from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.lexical_shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS
 
@@ -60,23 +59,8 @@ def counted(**more: Any) -> Shortlist:
 
 
 def make(**settings: Any) -> EncoderDecoder:
-    torch.manual_seed(0)
-    shape = {
-        "encoder": ["transformer*1"],
-        "decoder": ["transformer*2"],
-        "width": 32,
-        "heads": 4,
-        "ffn_width": 48,
-        "dropout": 0.1,
-        "tie_embeddings": "target",
-    }
-    return perturb_weights(
-        build_model(
-            Config().replace(model={**shape, **settings}).model,
-            src_vocab_size=30,
-            tgt_vocab_size=VOCABULARY,
-        )
-    ).eval()
+    shape = {"encoder": ["transformer*1"], "tie_embeddings": "target"}
+    return build_perturbed_transformer(30, VOCABULARY, **(shape | settings))
 
 
 def request(numbers: Any = range(5), **more: Any) -> SearchRequest:
