@@ -33,7 +33,7 @@ QUICK = {
     "domhan2018_cnn_mh",
 }  # one of each family
 LETTERS, ENOUGH = 10, 0.9
-SHORT, LONG = range(2, 5), range(4, 9)  # lengths of words
+SHORT, LONG = range(3, 5), range(4, 9)  # lengths of words
 SPACE = 4 + LETTERS  # the id after the last letter's
 
 
