@@ -7,30 +7,22 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from translator_kit import CONFIG, TEXT, write_random_bundle
+from translator_kit import load_translator_that_ends
 
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
 from dragoman.inference import Translator, batch_translator, counterfactual_outputs
 from dragoman.inference.counterfactual_outputs import compare_outputs, compare_tokens
-from dragoman.text.sentencepiece_tokenizer import train_tokenizers
-from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+from dragoman.text.special_tokens import BOS, PAD, UNK
 
 SOURCE = "Zwei Kinder spielen?"
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
-    path: Path = write_random_bundle(tmp_path_factory.mktemp("model") / "random", tokenizers)
-    found = Translator.load(path, device="cpu")
-    with torch.no_grad():
-        weight = found.model.output_weight
-        weight[EOS] = weight[[300, 310, 329]].mean(dim=0) * 1.2
-    return found
+def translator(bundle: Path) -> Translator:
+    return load_translator_that_ends(bundle)
 
 
 @pytest.fixture(scope="module")
