@@ -159,8 +159,8 @@ class BenchmarkPlan(BatchPlan):
 
     def padding(self) -> float:
         """Return the fraction of a round's padded tokens that are padding."""
-        slots = sum(len(batch) * sum(self.shape(batch)) for batch in self.timed)
-        return 1.0 - self.tokens() / slots
+        padded_tokens = sum(len(batch) * sum(self.shape(batch)) for batch in self.timed)
+        return 1.0 - self.tokens() / padded_tokens
 
     def tokens(self) -> int:
         """Return the tokens of a round without padding, both sides, EOS included."""

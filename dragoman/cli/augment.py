@@ -26,7 +26,12 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.terminal_output import format_count, print_json, print_note
 from dragoman.errors import ConfigError, DataError, StoppedError
-from dragoman.inference.synthetic_pairs import METHODS, TAG, AugmentationRun, PairFilter
+from dragoman.inference.back_translation_and_distillation import (
+    METHODS,
+    TAG,
+    AugmentationRun,
+    PairFilter,
+)
 from dragoman.storage.atomic_and_safe_file_io import hash_file
 from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest

@@ -15,7 +15,7 @@ from dragoman.storage.disk_space_and_errors import require_parent_writable
 from dragoman.training.progress_display import format_duration
 
 if TYPE_CHECKING:
-    from dragoman.demo.dates import DatePair
+    from dragoman.demo.date_corpus import DatePair
     from dragoman.demo.training_and_evaluation import DemoResult
     from dragoman.inference import Translator
 
@@ -49,7 +49,7 @@ def demo(
     device: DeviceOption = "",
 ) -> None:
     """Translate with the built-in model, then train one on dates in two minutes."""
-    from dragoman.demo.dates import LOCALES, DateWriter
+    from dragoman.demo.date_corpus import LOCALES, DateWriter
     from dragoman.demo.training_and_evaluation import (
         check_demo,
         evaluate_dates,
@@ -160,7 +160,7 @@ def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> b
     from rich.console import Console
 
     from dragoman.explain.attention_plots import save_attention_map
-    from dragoman.explain.terminal_report import render_attention
+    from dragoman.explain.terminal_attention_map import render_attention
 
     found = translator.explain(pair.text)
     src, tgt = found.src_tokens, found.tgt_tokens

@@ -1,7 +1,7 @@
 """Constraints applied to the logits: tokens that leave no completion get a logit of -inf.
 
 `ConstrainedRows` serves every search strategy. The allowed tokens come from `TokenConstraints`:
-constraints on the text, compiled by `constraint_automaton.py`, or `no_repeat.py`. A forced
+constraints on the text, compiled by `constraint_automaton.py`, or `no_repeat_ngram.py`. A forced
 prefix of the target and the minimum length are enforced by `mask_invalid_tokens` in
 `search_interface.py`.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dragoman.config import Config, read_config
-from dragoman.demo.dates import LOCALES, DatePair, DateSplit, make_date_splits
+from dragoman.demo.date_corpus import LOCALES, DatePair, DateSplit, make_date_splits
 from dragoman.errors import BundleError, ConfigError, StoppedError
 from dragoman.recipes.recipe_miniature import mini
 

@@ -20,7 +20,7 @@ from dragoman.storage.disk_space_and_errors import format_bytes
 from dragoman.storage.trusted_cache_directory import cache_dir, make_private_directory
 from dragoman.storage.verification import verify_directory
 
-MATMUL_TOLERANCE = 1e-3  # of a float32 product on a GPU, against the CPU's
+MATMUL_TOLERANCE = 1e-3  # of a float32 matmul on a GPU, against the CPU's
 TORCH_VERSIONS = ((2, 11), (2, 13))  # the first and the last that the tests run on
 
 
@@ -71,7 +71,7 @@ def _check_torch() -> str:
 
 
 def _check_gpu() -> str:
-    """Return the names and the memory of the GPUs, after a product of matrices on each."""
+    """Return the names and the memory of the GPUs, after a matmul on each."""
     if torch.backends.mps.is_available():
         _compare_matmul(torch.device("mps"))
         return "Apple GPU (mps)"
@@ -95,7 +95,7 @@ def _check_gpu() -> str:
 
 
 def _compare_matmul(device: torch.device) -> None:
-    """Raise _BrokenError if a GPU's product of matrices is not the CPU's."""
+    """Raise _BrokenError if a GPU's matmul differs from the CPU's."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(256, 256, generator=generator)
     try:

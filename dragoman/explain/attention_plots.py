@@ -1,7 +1,7 @@
 """Attention maps of an explanation: choosing one, and saving it as PNG, SVG or PDF.
 
 An `AttentionView` is chosen weights with the names of both axes and their labels, for any script;
-`terminal_report.py` draws it in a terminal.
+`terminal_attention_map.py` draws it in a terminal.
 """
 
 from __future__ import annotations

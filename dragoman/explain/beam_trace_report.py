@@ -24,7 +24,7 @@ from dragoman.decoding.beam_trace import (
 from dragoman.decoding.length_penalty import parse_length_penalty
 from dragoman.errors import DataError
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.terminal_report import (
+from dragoman.explain.terminal_text_width import (
     SPACE_SIGN,
     fit_cells,
     label_token,

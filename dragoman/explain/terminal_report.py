@@ -1,17 +1,13 @@
-"""An explanation in the terminal: attention, token probabilities, and what each word relied on.
-
-Attention weights are drawn as shaded blocks, with labels of any script.
-"""
+"""An explanation in the terminal: attention, token probabilities, and what each word relied on."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.text import Text
 
 from dragoman.errors import escape_unprintable
@@ -26,17 +22,17 @@ from dragoman.explain.attention_plots import (
     word_ranges,
     word_texts,
 )
-from dragoman.explain.explanation import AttentionWeights, Explanation, Step, check_labels
+from dragoman.explain.explanation import AttentionWeights, Explanation, Step
+from dragoman.explain.terminal_attention_map import render_view
+from dragoman.explain.terminal_text_width import (
+    SPACE_SIGN,
+    fit_cells,
+    label_token,
+    shorten_cells,
+    wrap_cells,
+)
 
-SPACE_SIGN, NEWLINE_SIGN = "␣", "↵"
-_SHADES = " ░▒▓█"
-_CELL_COLUMNS = 2  # terminal columns per source token: a square, or one wide character
-_MAX_LABEL_LINES = 12  # lines of a label above a column
-_MAX_ROW_COLUMNS = 16  # columns of a label before a row
-_JOINERS = frozenset("\u200d\ufe0e\ufe0f")
-_REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
 MAX_VIEWS = 4  # maps of different axes that are shown
-MAX_MAP_TOKENS = 64  # rows and columns of a map
 MAX_ROWS = 200  # tokens or words of a list
 MAX_WORDS = 3  # source words that are named for each output word
 MAX_RUNNERS_UP = 3
@@ -54,202 +50,6 @@ METHOD_NAMES = {
 _AGREEMENT = ((0.7, "agree"), (0.4, "agree in part"), (0.1, "agree weakly"))
 # Weights of the whole input over several levels of attention, by the name of the extra.
 _IMPORTANCE = {"word_importance": "attention, all levels", "element_importance": "attention"}
-
-
-def render_view(view: AttentionView, *, width: int = 80) -> Text:
-    """Return a map with a line that names its axes above it and its scale below it."""
-    drawn = Text(no_wrap=True)
-    for line in wrap_cells(f"rows: {view.row_axis}; columns: {view.column_axis}", width):
-        drawn.append(f"{line}\n", "dim")
-    most = MAX_MAP_TOKENS
-    drawn.append_text(
-        render_attention(
-            view.weights[:most, :most],
-            src_tokens=view.columns[:most],
-            tgt_tokens=view.rows[:most],
-            width=width,
-        )
-    )
-    counts = len(view.rows), len(view.columns)
-    if max(counts) > most:
-        shown = " and ".join(
-            f"{min(count, most)} of {count:,} {name}"
-            for count, name in zip(counts, ("rows", "columns"), strict=True)
-        )
-        for line in wrap_cells(f"the first {shown}; --html and --json have all", width):
-            drawn.append(f"{line}\n", "dim")
-    darkest = shade_scale(view.weights)
-    scale = f"{_SHADES[1:]} up to {darkest:.2f} and more; {view.row_sum}"
-    if darkest < 0.005:
-        scale = f"nothing has a weight of 0.01 or more; {view.row_sum}"
-    for line in wrap_cells(scale, width):
-        drawn.append(f"{line}\n", "dim")
-    return drawn
-
-
-def render_attention(
-    weights: AttentionWeights | None,
-    *,
-    src_tokens: Sequence[str],
-    tgt_tokens: Sequence[str],
-    width: int = 80,
-) -> Text:
-    """Return weights (T, S) as text: source tokens above the columns, targets before the rows.
-
-    The darkest shade is from `shade_scale` on. A source wider than the terminal continues in
-    another band below. Letters that join or run from right to left cannot stand above each other:
-    such columns are numbered, and the numbers are explained at the end.
-    """
-    check_labels(weights, src_tokens, tgt_tokens)
-    assert weights is not None, "check_labels rejects it"
-    names = [label_token(token) for token in tgt_tokens]
-    columns = [label_token(token) for token in src_tokens]
-    is_numbered = any(joins_letters(column) for column in columns)
-    above = [str(number) for number in range(1, len(columns) + 1)] if is_numbered else columns
-    margin = min(_MAX_ROW_COLUMNS, max((cell_len(name) for name in names), default=0))
-    columns_per_band = max(1, (width - margin - 2) // _CELL_COLUMNS)
-    picture = Text(no_wrap=True)
-    for start in range(0, len(src_tokens), columns_per_band):
-        if start:
-            picture.append("\n")
-        _draw_band(
-            picture,
-            weights[:, start : start + columns_per_band],
-            above[start : start + columns_per_band],
-            names,
-            margin,
-            shade_scale(weights),
-        )
-    if is_numbered:
-        # A mark of direction after each name: numbers must not be drawn into the next one.
-        listed = "  ".join(f"{number} {name}\u200e" for number, name in enumerate(columns, 1))
-        for line in wrap_cells(listed, width):
-            picture.append(f"{line}\n")
-    return picture
-
-
-def shade_scale(weights: AttentionWeights) -> float:
-    """Return the weight that gets the darkest shade: the median of the rows' largest.
-
-    The largest of all would not do: the first row of causal attention has one key and the weight 1,
-    beside which all others look empty.
-    """
-    largest = weights.max(axis=-1, initial=0.0)
-    largest = largest[largest > 0]
-    return float(np.median(largest)) if len(largest) else 0.0
-
-
-def _draw_band(
-    picture: Text,
-    weights: AttentionWeights,
-    labels: Sequence[str],
-    names: Sequence[str],
-    margin: int,
-    scale: float,
-) -> None:
-    """Append one band of columns with its labels."""
-    columns = [_shorten_clusters(split_clusters(label)) for label in labels]
-    tallest = max((len(column) for column in columns), default=0)
-    for level in range(tallest):
-        line = Text(" " * (margin + 2))
-        for column in columns:
-            at = level - (tallest - len(column))  # labels are aligned at the bottom
-            line.append(set_cell_size(column[at] if at >= 0 else "", _CELL_COLUMNS))
-        line.rstrip()
-        picture.append_text(line).append("\n")
-    for name, row in zip(names, weights, strict=True):
-        picture.append(fit_cells(name, margin, right=True))
-        picture.append(" │", style="dim")
-        shades = "".join(
-            _SHADES[round(min(1.0, float(weight) / scale) * (len(_SHADES) - 1))] * _CELL_COLUMNS
-            if scale > 0
-            else " " * _CELL_COLUMNS
-            for weight in row
-        )
-        picture.append(shades.rstrip() + "\n")
-
-
-def label_token(token: str) -> str:
-    """Return a token as a label: no leading space, no control characters; only spaces are "␣"."""
-    text = token.replace("\u2581", " ").replace("\n", NEWLINE_SIGN)
-    text = text.lstrip(" ") or SPACE_SIGN * len(text)
-    return "".join(char if _is_shown(char) else f"<{ord(char):X}>" for char in text)
-
-
-def _is_shown(char: str) -> bool:
-    """Whether a character may be written to a terminal as it is."""
-    return char.isprintable() or char in _JOINERS or char == "\u200c"
-
-
-def joins_letters(text: str) -> bool:
-    """Whether a text has letters that join or run from right to left."""
-    return any(unicodedata.bidirectional(char) in ("R", "AL") for char in text)
-
-
-def split_clusters(text: str) -> list[str]:
-    """Split a text into characters as a reader sees them, with their marks and joined emoji."""
-    clusters: list[str] = []
-    for char in text:
-        if clusters and (
-            unicodedata.combining(char)
-            or cell_len(char) == 0
-            or clusters[-1].endswith("\u200d")
-            or (
-                ord(char) in _REGIONAL and len(clusters[-1]) == 1 and ord(clusters[-1]) in _REGIONAL
-            )
-        ):
-            clusters[-1] += char
-        else:
-            clusters.append(char)
-    return clusters
-
-
-def _shorten_clusters(clusters: list[str]) -> list[str]:
-    """Return the lines of a label above a column, an ellipsis last if it is too long."""
-    if len(clusters) <= _MAX_LABEL_LINES:
-        return clusters
-    return [*clusters[: _MAX_LABEL_LINES - 1], "…"]
-
-
-def shorten_cells(text: str, cells: int) -> str:
-    """Return a text cut to a number of terminal columns, with an ellipsis; no cluster is split."""
-    if cell_len(text) <= cells:
-        return text
-    kept = ""
-    for cluster in split_clusters(text):
-        if cell_len(kept + cluster) > cells - 1:
-            break
-        kept += cluster
-    return kept.rstrip() + "…"
-
-
-def fit_cells(text: str, cells: int, *, right: bool = False) -> str:
-    """Return a text of exactly so many columns: cut, or filled with spaces on one side."""
-    text = shorten_cells(text, cells)
-    fill = " " * (cells - cell_len(text))
-    return fill + text if right else text + fill
-
-
-def wrap_cells(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Break a text at spaces into lines of at most `width` columns; later lines are indented.
-
-    A word that is wider than a line is broken between clusters.
-    """
-    lines, line = list[str](), ""
-    for word in text.split(" "):
-        joined = f"{line} {word}" if line.strip() else f"{line}{word}"
-        if cell_len(joined) <= width:
-            line = joined
-            continue
-        if line.strip():
-            lines.append(line)
-            line = indent
-        for cluster in split_clusters(word):
-            if cell_len(line + cluster) > width:
-                lines.append(line)
-                line = indent
-            line += cluster
-    return [each.rstrip() for each in [*lines, line] if each.strip()]
 
 
 def render_report(

@@ -23,7 +23,7 @@ from dragoman.decoding.constraint_automaton import (
 )
 from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.no_repeat import NoRepeatNgram
+from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy, TokenConstraints
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError

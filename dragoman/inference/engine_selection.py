@@ -18,7 +18,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
-from dragoman.inference.cpu.shortlist import build_shortlist
+from dragoman.inference.cpu.lexical_shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_throughput import select_fastest_engine

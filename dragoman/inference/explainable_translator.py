@@ -34,12 +34,12 @@ from dragoman.explain.translation_explanation_builder import (
     model_digest,
     plain_logits,
 )
-from dragoman.inference.alternative_token_branches import (
+from dragoman.inference.batch_translator import BatchTranslator
+from dragoman.inference.counterfactual_outputs import (
     branch_prefix,
     compute_branches,
     list_branches,
 )
-from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.line_segments import Segment, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine

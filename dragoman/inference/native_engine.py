@@ -31,11 +31,11 @@ from dragoman.decoding.search_interface import (
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, TokenPair, convert_model
+from dragoman.inference.cpu.lexical_shortlist import Shortlist
 from dragoman.inference.cpu.packed_weight_torch_transformer import (
     TorchTransformer,
     has_finite_weights,
 )
-from dragoman.inference.cpu.shortlist import Shortlist
 from dragoman.inference.cuda.cuda_backend import CudaBackend, EagerSearchBackend
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.sentencepiece_tokenizer import Tokenizers

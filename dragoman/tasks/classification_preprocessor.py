@@ -22,7 +22,7 @@ from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.non_translation_task import (
     ReadRecords,
 )
-from dragoman.text.ngram_table import NgramTable, log_count_ratios
+from dragoman.text.ngram_features import NgramTable, log_count_ratios
 from dragoman.text.sentence_splitter import split_sentences
 from dragoman.text.vocabulary_and_labels import (
     Labels,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import BundleError, DataError
-from dragoman.text.ngram_table import hash_character_ngrams
+from dragoman.text.ngram_features import hash_character_ngrams
 from dragoman.text.sentencepiece_tokenizer import normalize
 
 ORDER = 4  # longest n-grams, in characters

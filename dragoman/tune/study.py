@@ -572,14 +572,14 @@ class Study:
         pick = min if self.objective.lower else max
         record.state, record.reason = state, reason
         record.value = pick(record.reports) if state != FAILED else None
-        record.seconds = seconds
+        record.seconds = round(seconds, 3)  # as in the journal, for equal tables after a resume
         self._append(
             "end",
             trial=record.number,
             state=state,
             value=record.value,
             reason=reason,
-            trial_seconds=round(seconds, 3),
+            trial_seconds=record.seconds,
             parameters=record.parameters,
         )
         shown = [f"{self.objective.label} {format_metric(record.value)}"] * (state != FAILED)

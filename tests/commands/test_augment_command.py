@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.inference import Translator, synthetic_pairs
+from dragoman.inference import Translator, back_translation_and_distillation
 
 OTHER_MODEL = Path(__file__).parents[1] / "fixtures" / "before_renames" / "transformer"
 LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "Das ist ein Haus."]
@@ -60,7 +60,7 @@ def test_samples_are_drawn_with_the_given_seed_by_default_1(
     monkeypatch.setattr(Translator, "translate", translate)
     for given in ([], ["--seed", "1"], ["--seed", "3"]):
         assert augment(bundle, mono, "--sample", "--overwrite", *given) == 0
-    assert seeds == [synthetic_pairs.block_seed(seed, 0) for seed in (1, 1, 3)]
+    assert seeds == [back_translation_and_distillation.block_seed(seed, 0) for seed in (1, 1, 3)]
 
 
 @pytest.mark.parametrize(("more", "how"), [([], "again"), (["--overwrite"], "without --overwrite")])
@@ -72,7 +72,7 @@ def test_an_interruption_reports_how_to_resume(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(synthetic_pairs, "BLOCK_LINES", 2)
+    monkeypatch.setattr(back_translation_and_distillation, "BLOCK_LINES", 2)
     blocks = []
 
     def interrupted(texts: list[str], **_: object) -> list[str]:
@@ -125,7 +125,7 @@ def test_an_unfinished_augmentation_is_not_continued_with_another_option(
     """One output has one search and one filter; the batch size changes nothing."""
     monkeypatch.chdir(mono.parent)
     Path("other.txt").write_text("Gute Nacht.\n", encoding="utf-8")
-    monkeypatch.setattr(synthetic_pairs, "BLOCK_LINES", 2)
+    monkeypatch.setattr(back_translation_and_distillation, "BLOCK_LINES", 2)
     calls = 0
 
     def interrupt_second(_: Translator, texts: list[str], **__: object) -> list[str]:

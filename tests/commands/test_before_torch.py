@@ -117,12 +117,13 @@ MISTAKES = [
 # Each command runs in a fork of one interpreter that has parsed none: a fresh interpreter for each
 # would take a minute.
 RUN = """
-import io, json, os, sys
+import gc, io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
 import dragoman.demo.training_and_evaluation
 import dragoman.evaluate.system_comparison, dragoman.runs.output_directory
 from dragoman.cli.app import main
 
+gc.freeze()
 for words in json.loads(sys.argv[1]):
     if child := os.fork():
         os.waitpid(child, 0)

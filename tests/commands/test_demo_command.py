@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.cli.app import main
 from dragoman.demo import training_and_evaluation as run
-from dragoman.demo.dates import DatePair, make_date_splits
+from dragoman.demo.date_corpus import DatePair, make_date_splits
 from dragoman.errors import StoppedError
 from dragoman.explain.explanation import Explanation
 from dragoman.inference import Translator

@@ -32,23 +32,22 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / name for name in texts}
 
 
+def evaluate(bundle: Path, src: Path, ref: Path, *options: str) -> int:
+    """Run `dragoman evaluate` on a test set; return its exit code."""
+    return main(["evaluate", str(bundle), "--src", str(src), "--ref", str(ref), *options])
+
+
+def compare(files: dict[str, Path], *options: str) -> int:
+    """Run `dragoman compare` on both systems; return its exit code."""
+    systems = [str(files["bad"]), str(files["good"])]
+    return main(["compare", "--ref", str(files["ref"]), *systems, *options])
+
+
 def test_scores_with_signatures_and_speed(
     bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """sacreBLEU on detokenized text with its signature (fairseq#2593, #3245, #5064)."""
-    assert (
-        main(
-            [
-                "evaluate",
-                str(bundle),
-                "--src",
-                str(corpus / "dev.de"),
-                "--ref",
-                str(corpus / "dev.en"),
-            ]
-        )
-        == 0
-    )
+    assert evaluate(bundle, corpus / "dev.de", corpus / "dev.en") == 0
     out = capsys.readouterr().out
     assert f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}" in out
     assert all(name in out for name in ("BLEU", "chrF2", "TER", "sentences/s"))
@@ -83,19 +82,7 @@ def test_json_and_kept_translations(
 def test_a_set_of_unequal_files_is_reported_before_translating(
     bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "evaluate",
-                str(bundle),
-                "--src",
-                str(corpus / "dev.de"),
-                "--ref",
-                str(corpus / "train.en"),
-            ]
-        )
-        == 2
-    )
+    assert evaluate(bundle, corpus / "dev.de", corpus / "train.en") == 2
     err = capsys.readouterr().err
     assert "found 6 and 60" in err
     assert len(err.splitlines()) == 1
@@ -119,43 +106,14 @@ def test_a_file_that_is_not_there(
 def test_an_unknown_tokenizer_before_any_work(
     bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "evaluate",
-                str(bundle),
-                "--src",
-                str(corpus / "dev.de"),
-                "--ref",
-                str(corpus / "dev.en"),
-                "--tokenize",
-                "13b",
-            ]
-        )
-        == 2
-    )
+    assert evaluate(bundle, corpus / "dev.de", corpus / "dev.en", "--tokenize", "13b") == 2
     assert "found '13b'; did you mean 13a?" in capsys.readouterr().err
 
 
 def test_compare_reports_significance_and_changed_sentences(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "compare",
-                "--ref",
-                str(files["ref"]),
-                str(files["bad"]),
-                str(files["good"]),
-                "--samples",
-                "100",
-                "--show",
-                "2",
-            ]
-        )
-        == 0
-    )
+    assert compare(files, "--samples", "100", "--show", "2") == 0
     out = capsys.readouterr().out
     assert "baseline" in out
     assert "significant" in out
@@ -165,21 +123,7 @@ def test_compare_reports_significance_and_changed_sentences(
 
 
 def test_compare_as_json(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "compare",
-                "--ref",
-                str(files["ref"]),
-                str(files["bad"]),
-                str(files["good"]),
-                "--samples",
-                "50",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    assert compare(files, "--samples", "50", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {each["metric"] for each in found["results"]} == {"BLEU", "chrF2", "TER"}
     assert len(found["moved"]) == 10
@@ -273,20 +217,7 @@ def test_the_tokenizer_is_chosen_and_reported(
     chinese: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        main(
-            [
-                "evaluate",
-                str(bundle),
-                "--src",
-                str(corpus / "dev.de"),
-                "--ref",
-                str(chinese),
-                *options,
-            ]
-        )
-        == 0
-    )
+    assert evaluate(bundle, corpus / "dev.de", chinese, *options) == 0
     captured = capsys.readouterr()
     assert f"tok:{tokenizer}|" in captured.out
     assert words in captured.err

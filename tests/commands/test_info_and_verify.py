@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from confidence_kit import add_calibration
+from kernel_kit import cache_with_kernels
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.app import main
@@ -205,7 +206,7 @@ def with_engines(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("ctranslate2")
     from dragoman.exchange.export import export_ctranslate2
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(cache_with_kernels(tmp_path / "cache")))
     loaded = Bundle.load(copy)
     config = loaded.config.replace(
         decode={"beam": 1}

@@ -20,7 +20,7 @@ from dragoman.explain.explanation_against_model_checks import (
     check_explanation,
     check_wire_form,
 )
-from dragoman.explain.terminal_report import render_attention
+from dragoman.explain.terminal_attention_map import render_attention
 from dragoman.inference import Translator
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of

@@ -2,7 +2,8 @@
 and generates what it learnt.
 
 In two forms: letters alone, and with a space between any two. A recipe that cannot is exempt in its
-registry entry ("learns"). All but a few are slow: `make test-slow`.
+registry entry ("learns"). One recipe of each family learns short words quickly; all others, and
+long words, are slow: `make test-slow`.
 `bench/mini_recipes.py` does the same through the commands.
 """
 
@@ -31,15 +32,16 @@ QUICK = {
     "gehring2017",
     "domhan2018_cnn_mh",
 }  # one of each family
-LETTERS, LONGEST, ENOUGH = 10, 8, 0.9
+LETTERS, ENOUGH = 10, 0.9
+SHORT, LONG = range(3, 5), range(4, 9)  # lengths of words
 SPACE = 4 + LETTERS  # the id after the last letter's
 
 
 def words(
-    rows: int, generator: torch.Generator, *, backwards: bool, spaced: bool
+    rows: int, generator: torch.Generator, lengths: range, *, backwards: bool, spaced: bool
 ) -> tuple[Tensor, Tensor]:
     """Return words of one random length and their targets, both with </s>."""
-    length = int(torch.randint(4, LONGEST + 1, (1,), generator=generator))
+    length = int(torch.randint(lengths.start, lengths.stop, (1,), generator=generator))
     letters, end = (
         torch.randint(4, 4 + LETTERS, (rows, length), generator=generator),
         torch.full((rows, 1), EOS),
@@ -71,28 +73,33 @@ def batch(src: Tensor, tgt: Tensor) -> Batch:
 
 @torch.no_grad()
 def accuracy(
-    model: EncoderDecoder, generator: torch.Generator, *, backwards: bool, spaced: bool
+    model: EncoderDecoder,
+    generator: torch.Generator,
+    lengths: range,
+    *,
+    backwards: bool,
+    spaced: bool,
 ) -> float:
     """Return the accuracy of greedy outputs on unseen words."""
     right = 0
     for _ in range(5):
-        src, tgt = words(40, generator, backwards=backwards, spaced=spaced)
+        src, tgt = words(40, generator, lengths, backwards=backwards, spaced=spaced)
         right += int((generate_greedy(model, src, tgt.size(1)) == tgt).all(1).sum())
     model.train()
     return right / 200
 
 
-def learn(config: Config, *, backwards: bool, spaced: bool) -> float:
+def learn(config: Config, lengths: range, *, backwards: bool, spaced: bool) -> float:
     """Train with the miniature's settings until the accuracy is high enough."""
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, src_vocab_size=SPACE + 1, tgt_vocab_size=SPACE + 1).train()
     optimizer = catalogue("optimizer").load(config.train.optimizer)(model, config.train)
     rate = catalogue("schedule").load(config.train.schedule)
     generator = torch.Generator().manual_seed(config.train.seed)
-    longest = 2 * LONGEST if spaced else LONGEST + 1
+    longest = 2 * lengths[-1] if spaced else lengths[-1] + 1
     rows, right, task = config.train.batch_tokens // longest, 0.0, TranslationTask(smoothing=0.0)
     for update in range(1, config.train.steps + 1):
-        src, tgt = words(rows, generator, backwards=backwards, spaced=spaced)
+        src, tgt = words(rows, generator, lengths, backwards=backwards, spaced=spaced)
         loss = task.loss(
             model, batch(src, tgt)
         )  # with what members add to it, and rewards where choices learn from them
@@ -103,7 +110,7 @@ def learn(config: Config, *, backwards: bool, spaced: bool) -> float:
             group["lr"] = rate(update, config.train, config.model.width)
         optimizer.step()
         if update % 100 == 0:
-            right = accuracy(model, generator, backwards=backwards, spaced=spaced)
+            right = accuracy(model, generator, lengths, backwards=backwards, spaced=spaced)
             if right >= ENOUGH:
                 break
     return right
@@ -115,17 +122,8 @@ def test_the_quick_ones_are_of_every_family() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "spaced", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "spaced"]
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in recipes_of("translate")
-    ],
-)
-def test_the_miniature_learns(name: str, spaced: bool) -> None:
+def check_learns(name: str, lengths: range, *, spaced: bool) -> None:
+    """Check that a recipe's miniature learns words of these lengths."""
     reason = (RECIPES[name].exempt or {}).get("learns")
     if reason:
         pytest.skip(f"{name}: {reason}")
@@ -133,4 +131,16 @@ def test_the_miniature_learns(name: str, spaced: bool) -> None:
     walks = any(
         "monotonic" in block or "mocha" in block for block in config.model.decoder
     )  # never back: forwards only
-    assert learn(config, backwards=not walks, spaced=spaced) >= ENOUGH
+    assert learn(config, lengths, backwards=not walks, spaced=spaced) >= ENOUGH
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_the_miniature_learns_short_words(name: str) -> None:
+    check_learns(name, SHORT, spaced=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spaced", [False, True], ids=["plain", "spaced"])
+@pytest.mark.parametrize("name", recipes_of("translate"))
+def test_the_miniature_learns(name: str, spaced: bool) -> None:
+    check_learns(name, LONG, spaced=spaced)

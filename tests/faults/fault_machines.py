@@ -42,12 +42,18 @@ SAME = "and the result is the same"
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-def make_folder(folder: Path) -> Path:
-    """Write a model, with a CTranslate2 engine where possible, and text to train and score."""
+def write_text(folder: Path) -> Path:
+    """Write text to train and score, in both languages."""
     for column, side in enumerate(("de", "en")):
         (folder / f"text.{side}").write_text(
             "".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8"
         )
+    return folder
+
+
+def make_folder(folder: Path) -> Path:
+    """Write text and a model of it, with a CTranslate2 engine where possible."""
+    write_text(folder)
     config = read_config(
         recipe="tiny",
         overrides=[

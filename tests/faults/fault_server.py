@@ -7,6 +7,7 @@ Requests and answers are lines of JSON: {"start": {...}} gives {"pid": n}; {"wai
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -57,6 +58,7 @@ def learn(learnt: TextIO) -> None:
 
 
 def start(request: dict[str, Any], learnt: TextIO) -> int:
+    gc.freeze()  # else each child's garbage collector would copy every page of the imports
     pid = os.fork()
     if pid:
         return pid

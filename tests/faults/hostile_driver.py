@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
 import json
@@ -33,12 +34,9 @@ def main(folder: Path, kind: str, count: int, seed: int) -> None:
     """Build what is sound, then run every case on a copy of it."""
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     report = os.fdopen(os.dup(1), "w")
-    _import_torch()
+    _import_torch(folder / "home")
     for name in ("HOME", "XDG_CACHE_HOME", "DRAGOMAN_CACHE", "XDG_CONFIG_HOME"):
         os.environ[name] = str(folder / "home")
-    (folder / "home").mkdir(
-        mode=0o700, exist_ok=True
-    )  # others may not write where compiled kernels are trusted
     import hostile_settings
     from hostile_directories import generate
 
@@ -309,6 +307,7 @@ def _run(
     (outside / "secret.txt").write_text("a secret, which no command may print or change\n")
     prepare(case_dir)
     listed = commands(case_dir)
+    gc.freeze()  # else each child's garbage collector would copy every page of the imports
     before = _snapshot(outside)
     log = case_dir / "log"
     pid = os.fork()
@@ -440,16 +439,19 @@ def _snapshot(folder: Path) -> list[tuple[str, int, int, str]]:
     return found
 
 
-def _import_torch() -> None:
-    """Import torch once for all children; no backward pass, whose threads must not be forked."""
-    import torch
+def _import_torch(home: Path) -> None:
+    """Import torch once for all children; no backward pass, whose threads must not be forked.
 
-    from dragoman.inference.cpu.kernel_library import load_kernel_library
+    Their home and cache folder is new, but for compiled kernels; only its owner may write there.
+    """
+    import torch
+    from kernel_kit import cache_with_kernels
+
     from dragoman.runs import measured_resource_estimate
 
     measured_resource_estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
-    load_kernel_library()  # from the user's cache; the children have another one
+    cache_with_kernels(home)
 
 
 def _learn_imports(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -285,32 +286,45 @@ def test_two_builders_at_once_leave_a_sound_library(
     assert kernel_library._load_cached(folder / made[0].name) is not None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-@pytest.mark.parametrize("variables", [{}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"HOME": ""}])
-def test_an_unknown_user_without_a_home_works(
-    variables: dict[str, str],
-) -> None:
-    """As in a container that is started with a number for a user."""
-    code = """
-import os, sys
+HOMES: tuple[dict[str, str], ...] = ({}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"HOME": ""})
+
+# One interpreter imports everything, and a child for each home becomes the unknown user. Only then:
+# the interpreter's own files may be closed to others.
+AS_UNKNOWN_USER = """
+import json, os, sys
 from dragoman.inference.cpu import kernel_library
 from dragoman.inference import engine_throughput
 from dragoman.storage import trusted_cache_directory
 from dragoman.training.torch_compile import _inductor_cache_dir
-os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
 kernel_library.COMPILERS = ()
-path = engine_throughput._measurements_path(None)
-engine_throughput._write_measurements(path, {"a": {"b": 1.0}})
-measured = sorted(engine_throughput._read_measurements(path))
-library = kernel_library.load_kernel_library()
-print(library, trusted_cache_directory.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
+for variables in json.loads(sys.argv[1]):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, variables
+        continue
+    os.environ.update(variables)
+    os.setgid(54321); os.setuid(54321)
+    path = engine_throughput._measurements_path(None)
+    engine_throughput._write_measurements(path, {"a": {"b": 1.0}})
+    measured = sorted(engine_throughput._read_measurements(path))
+    library, folder = kernel_library.load_kernel_library(), trusted_cache_directory.cache_dir()
+    print(library, folder, measured, os.path.isabs(_inductor_cache_dir()), flush=True)
+    break
 """
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_an_unknown_user_without_a_home_works() -> None:
+    """As in a container that is started with a number for a user."""
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", AS_UNKNOWN_USER, json.dumps(HOMES)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     shutil.rmtree(Path(tempfile.gettempdir()) / "dragoman-cache-54321", ignore_errors=True)
     assert done.returncode == 0, done.stderr
-    kept = variables != {"HOME": "/nowhere"}  # a home that cannot be made
-    assert done.stdout.startswith("None /")
-    assert done.stdout.endswith("['a'] True\n" if kept else "[] True\n")
+    for variables, found in zip(HOMES, done.stdout.splitlines(), strict=True):
+        kept = variables != {"HOME": "/nowhere"}  # a home that cannot be made
+        assert found.startswith("None /")
+        assert found.endswith("['a'] True" if kept else "[] True"), variables

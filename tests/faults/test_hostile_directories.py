@@ -49,7 +49,7 @@ TASKS = ("kim2014", "lample2016", "radford2018", "merity2018", "chen2017", "lee2
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        *(("model", 12), ("run", 8), ("import", 10), ("settings", 40), ("directions", 8)),
+        *(("model", 12), ("run", 5), ("import", 6), ("settings", 40), ("directions", 8)),
         *(("lample2016", 4), ("lee2019", 4)),
     ],
 )

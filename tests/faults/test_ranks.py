@@ -75,18 +75,18 @@ def steps_of(directory: Path) -> list[dict]:
         ),
         pytest.param(
             2,
-            100,
+            40,
             {"gradient_accumulation": 2, "layer_drop": 0.4},
             id="each leaves out other layers",
         ),
-        pytest.param(2, 100, {"gradient_accumulation": 1}, id="rows shared out"),
+        pytest.param(2, 40, {"gradient_accumulation": 1}, id="rows shared out"),
         pytest.param(
             2,
             40,
             {"gradient_accumulation": 3, "dropout": 0.1, "fsdp": "on"},
             id="weights shared out, one rank idle at times",
         ),
-        pytest.param(4, 100, {"gradient_accumulation": 4}, id="four ranks"),
+        pytest.param(4, 40, {"gradient_accumulation": 4}, id="four ranks"),
         pytest.param(
             4,
             20,

@@ -223,7 +223,7 @@ def test_a_rank_that_dies_while_it_writes_leaves_no_step(fork_server, tmp_path):
         directory,
         2,
         faults={1: "publish.write.optimizer.safetensors:2:kill"},
-        timeout=5.0,
+        timeout=3.0,
         **settings,
     )
     assert [rank.wait() for rank in ranks] == [75, -9], output_of(directory)

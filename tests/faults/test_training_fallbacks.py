@@ -18,10 +18,10 @@ from fault_machines import (
     a_gpu,
     failing_compiler,
     forget,
-    make_folder,
     narrow_gpu,
     narrow_training,
     no_gpu,
+    write_text,
 )
 
 from dragoman.cli.app import main
@@ -30,7 +30,7 @@ from dragoman.training.bf16_mixed_precision import choose_precision
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("fallbacks"))
+    return write_text(tmp_path_factory.mktemp("fallbacks"))
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def run(code: str) -> str:
         "dragoman.__main__",
         "dragoman.config",
         "dragoman.runtime.signals",
-        "dragoman.demo.dates",
+        "dragoman.demo.date_corpus",
     ],
 )
 def test_light_modules_do_not_import_torch(module: str) -> None:

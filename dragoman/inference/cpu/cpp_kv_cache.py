@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.inference.cpu.c_structs import CDecodeStep
-from dragoman.inference.cpu.shortlist import BatchShortlist
+from dragoman.inference.cpu.lexical_shortlist import BatchShortlist
 
 _SENTENCE_FIELDS = ("cache_ids", "source_starts", "lengths", "sentence_ids")
 INITIAL_STEPS = 16  # capacity of a new cache, in steps

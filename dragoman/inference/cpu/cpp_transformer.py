@@ -28,8 +28,8 @@ from dragoman.inference.cpu.cpp_weight_packing import (
     PackedTransformer,
     is_plain_table,
 )
+from dragoman.inference.cpu.lexical_shortlist import BatchShortlist
 from dragoman.inference.cpu.packed_linear import ActivationRange
-from dragoman.inference.cpu.shortlist import BatchShortlist
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.ops.topk import TopK
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS

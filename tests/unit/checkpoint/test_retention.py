@@ -13,21 +13,7 @@ from sync_kit import SyncRecorder
 from dragoman.checkpoint.retention import prune_oldest
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError, DiskError
-from dragoman.runtime import signals
 from dragoman.storage import disk_space_and_errors, fault_injection
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    yield
-    fault_injection.arm_faults("")
-    signals.uninstall_handlers()
-
-
-@pytest.fixture
-def run(tmp_path):
-    with RunDirectory(tmp_path / "training", keep_checkpoints=2) as directory:
-        yield directory
 
 
 def test_prune_keeps_the_newest(run):

@@ -25,23 +25,10 @@ from dragoman.checkpoint.checkpoint_io import (
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals
-from dragoman.storage import fault_injection, manifest
+from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import FileRecord, hash_file, write_file
 from dragoman.storage.tensor_files import write_tensors
 from dragoman.training.trainer_state import read_trainer_state
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    yield
-    fault_injection.arm_faults("")
-    signals.uninstall_handlers()
-
-
-@pytest.fixture
-def run(tmp_path):
-    with RunDirectory(tmp_path / "training", keep_checkpoints=2) as directory:
-        yield directory
 
 
 def test_checkpoint_round_trip(run):

@@ -240,15 +240,15 @@ def test_a_number_that_no_float_holds_is_rejected():
         from_dict({"model": {"dropout": 10**400}})
 
 
-def test_thirty_thousand_unknown_names_are_counted(tmp_path):
-    text = "model:\n" + "".join(f"  unknown{number}: 1\n" for number in range(30_000))
+def test_three_thousand_unknown_names_are_counted(tmp_path):
+    text = "model:\n" + "".join(f"  unknown{number}: 1\n" for number in range(3_000))
     with pytest.raises(ConfigError) as caught:
         read_config(file=write(tmp_path, text))
     assert "there is no setting model.unknown19; " in str(caught.value)
-    assert "there are 29,980 more unknown settings in model; is it the right file?" in str(
+    assert "there are 2,980 more unknown settings in model; is it the right file?" in str(
         caught.value
     )
-    with pytest.raises(ConfigError, match="there are 29,980 more unknown sections"):
+    with pytest.raises(ConfigError, match="there are 2,980 more unknown sections"):
         read_config(file=write(tmp_path, text.replace("model:\n", "").replace("  ", "")))
 
 

@@ -21,7 +21,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_step import BeamState
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.no_repeat import NoRepeatNgram
+from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
 from dragoman.decoding.search_interface import SearchBackend, search
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppSearchBackend

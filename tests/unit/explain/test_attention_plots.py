@@ -20,7 +20,7 @@ from dragoman.explain.attention_plots import (
     word_texts,
 )
 from dragoman.explain.explanation import AttentionSite
-from dragoman.explain.terminal_report import render_attention
+from dragoman.explain.terminal_attention_map import render_attention
 from tests.explanation_kit import TGT, make_explanation, softmax_rows
 
 

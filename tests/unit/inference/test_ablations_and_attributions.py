@@ -9,34 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from translator_kit import TEXT, write_random_bundle
+from translator_kit import write_random_bundle
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attribution import METHODS
 from dragoman.explain.head_ablation import heads_switched_off
 from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.inference import Translator
-from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import EOS
 
 SENTENCE = "Eine Frau steht!"
-
-
-@pytest.fixture(scope="module")
-def tokenizers() -> Tokenizers:
-    from translator_kit import CONFIG
-
-    return train_tokenizers(TEXT, TEXT, CONFIG.text)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
-    return write_random_bundle(tmp_path_factory.mktemp("model") / "model", tokenizers)
-
-
-@pytest.fixture(scope="module")
-def translator(bundle: Path) -> Translator:
-    return Translator.load(bundle, device="cpu")
 
 
 def test_an_explanation_has_every_part(translator: Translator) -> None:

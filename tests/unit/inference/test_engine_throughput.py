@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_kit import cache_with_kernels
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
@@ -145,7 +146,7 @@ def test_a_warm_up_is_not_measured() -> None:
 def test_the_native_engine_is_listed_with_its_highest_throughput(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(cache_with_kernels(tmp_path / "cache")))
     rates = {"native (1 x 2 threads)": 20.0, "native (2 x 1 thread)": 50.0, "other (2)": 40.0}
     names = {SlowEngine(name, 0.0): name for name in rates}
     monkeypatch.setattr(
@@ -214,7 +215,7 @@ def test_all_workers_are_measured_together() -> None:
 def test_auto_takes_and_names_the_quickest(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(cache_with_kernels(tmp_path / "cache")))
     bundle, cpu = Bundle.load(path), torch.device("cpu")
     other = SlowEngine("exported", 10.0)
     monkeypatch.setattr(opening_module, "choose_engine", lambda *_: other)

@@ -28,11 +28,6 @@ LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range
 RECURRENT = {"encoder": ("lstm",), "decoder": ("lstm(attention=additive)",)}
 
 
-@pytest.fixture(scope="module")
-def tokenizers() -> Tokenizers:
-    return train_tokenizers(TEXT, TEXT, CONFIG.text)
-
-
 def write_other(path: Path, tokenizers: Tokenizers, config: Config, **more: Any) -> Path:
     """Write a model of other random weights."""
     torch.manual_seed(8)

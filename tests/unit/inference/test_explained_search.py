@@ -12,22 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from beam_kit import check_trace
-from translator_kit import CONFIG, TEXT, write_random_bundle
+from translator_kit import CONFIG, TEXT, load_translator_that_ends
 
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import Regex
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.no_repeat import repeated_tokens
+from dragoman.decoding.no_repeat_ngram import repeated_tokens
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.translation_explanation_builder import diagnose
 from dragoman.inference import Translator
-from dragoman.inference.alternative_token_branches import compare_outputs
+from dragoman.inference.counterfactual_outputs import compare_outputs
 from dragoman.models.factory import build_model
-from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
+from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 SOURCE = "Ein Mann geht."
@@ -35,20 +34,8 @@ FIELDS = ("parent", "token", "logprob", "cum", "step", "reason", "cut")
 
 
 @pytest.fixture(scope="module")
-def tokenizers() -> Tokenizers:
-    return train_tokenizers(TEXT, TEXT, CONFIG.text)
-
-
-@pytest.fixture(scope="module")
-def translator(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    """Load a model of random weights that may end early."""
-    path: Path = write_random_bundle(tmp_path_factory.mktemp("model") / "random", tokenizers)
-    found = Translator.load(path, device="cpu")
-    # The end of sentence becomes likely, so that searches finish at different lengths.
-    with torch.no_grad():
-        weight = found.model.output_weight
-        weight[EOS] = weight[[300, 310, 329]].mean(dim=0) * 1.2
-    return found
+def translator(bundle: Path) -> Translator:
+    return load_translator_that_ends(bundle)
 
 
 def hypotheses_of(explanation: Explanation) -> list[Hypothesis]:

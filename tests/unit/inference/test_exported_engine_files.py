@@ -468,6 +468,7 @@ def test_an_engine_may_list_no_other_files(bundle: Path) -> None:
         open_engine(Bundle.load(bundle), "ctranslate2-float32")
 
 
+@pytest.mark.slow  # tests/faults/test_fallbacks.py has it in this process
 def test_missing_engine_package_is_one_warning(bundle: Path, tmp_path: Path) -> None:
     export_ctranslate2(bundle, quantization="float32")
     code = "import sys, importlib.util as u; real = u.find_spec\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from translator_kit import CONFIG, TEXT, CopyModel, write_random_bundle
+from translator_kit import CONFIG, TEXT, CopyModel
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError
@@ -20,13 +20,6 @@ from dragoman.inference.minimum_bayes_risk_ranking import rank_candidates
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, train_tokenizers
 
 LINES = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(6)]
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
-    path = write_random_bundle(tmp_path_factory.mktemp("bundle"), tokenizers)
-    return Translator.load(path, device="cpu")
 
 
 def hypothesis(total: float, *, finished: bool = True) -> Hypothesis:

@@ -17,7 +17,7 @@ from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import INT8, convert_model
-from dragoman.inference.cpu.shortlist import Shortlist
+from dragoman.inference.cpu.lexical_shortlist import Shortlist
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 

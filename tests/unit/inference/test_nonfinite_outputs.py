@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer
 
 from dragoman.attention import edit, find_attentions
-from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -45,7 +44,6 @@ from dragoman.inference.cpu.packed_weight_torch_transformer import (
     torch_unsupported_reason,
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 
 NAN, INF = float("nan"), float("inf")
 SOURCES = [[5, 6, 7, 8, 9], [9, 8], [11, 12, 13, 4, 5, 6, 7], [20]]
@@ -92,20 +90,7 @@ def put(model: EncoderDecoder, name: str, value: float) -> None:
 
 def make(**settings: Any) -> EncoderDecoder:
     """Build a small Transformer with random weights."""
-    torch.manual_seed(0)
-    shape = {
-        "encoder": ["transformer*2"],
-        "decoder": ["transformer*2"],
-        "width": 32,
-        "heads": 4,
-        "ffn_width": 48,
-    }
-    config = Config().replace(model={**shape, **settings}).model
-    return (
-        perturb_weights(build_model(config, src_vocab_size=37, tgt_vocab_size=37))
-        .eval()
-        .requires_grad_(False)
-    )
+    return build_perturbed_transformer(37, **settings).requires_grad_(False)
 
 
 def forms(model: EncoderDecoder) -> dict[str, Callable[[], Any]]:

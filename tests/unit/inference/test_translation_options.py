@@ -5,12 +5,11 @@ rejected.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from translator_kit import CONFIG, TEXT, write_random_bundle
+from translator_kit import CONFIG, TEXT
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -19,22 +18,6 @@ from dragoman.decoding.sampling import Sampling
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import TranslationOptions, Translator
 from dragoman.runtime.device import choose_device
-from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
-
-
-@pytest.fixture(scope="module")
-def tokenizers() -> Tokenizers:
-    return train_tokenizers(TEXT, TEXT, CONFIG.text)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
-    return write_random_bundle(tmp_path_factory.mktemp("bundle"), tokenizers)
-
-
-@pytest.fixture(scope="module")
-def translator(bundle: Path) -> Translator:
-    return Translator.load(bundle, device="cpu")
 
 
 @pytest.mark.parametrize(

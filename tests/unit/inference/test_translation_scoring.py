@@ -34,16 +34,6 @@ TARGETS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizers() -> Tokenizers:
-    return train_tokenizers(TEXT, TEXT, CONFIG.text)
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Translator:
-    return Translator.load(write_random_bundle(tmp_path_factory.mktemp("model"), tokenizers))
-
-
 def by_hand(translator: Translator, source: str, target: str) -> list[float]:
     """Compute the log-probabilities of one pair with the plain model, without batch or padding."""
     src = translator.tokenizers.src.encode(source)

@@ -23,7 +23,6 @@ from translator_kit import (
     CopyModel,
     CopyState,
     build_copying_translator,
-    write_random_bundle,
 )
 
 from dragoman.data.padding_and_length_groups import group_by_length, pad_batch, pad_sources
@@ -35,21 +34,6 @@ from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS, PAD
-
-
-@pytest.fixture(scope="module")
-def tokenizers() -> Tokenizers:
-    return train_tokenizers(TEXT, TEXT, CONFIG.text)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
-    return write_random_bundle(tmp_path_factory.mktemp("bundle"), tokenizers)
-
-
-@pytest.fixture(scope="module")
-def translator(bundle: Path) -> Translator:
-    return Translator.load(bundle, device="cpu")
 
 
 def test_text_goes_through_unchanged(tokenizers: Tokenizers) -> None:

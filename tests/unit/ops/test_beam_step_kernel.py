@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer
 from torch import Tensor
 
-from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_step import ActiveBeams, BeamState
 from dragoman.decoding.hypothesis import Hypothesis
@@ -34,7 +33,6 @@ from dragoman.layers.norms_and_residuals import (
     ScaledResidual,
     ScaleNorm,
 )
-from dragoman.models.factory import build_model
 from dragoman.ops.beam_attention import CROSS_ATTENTION_KERNEL, SELF_ATTENTION_KERNEL
 from dragoman.ops.fused_norm import ADD_NORM_KERNEL
 from dragoman.ops.topk import TOPK_KERNEL
@@ -205,26 +203,12 @@ def test_interpreted_nan_is_detected_and_tokens_are_valid() -> None:
 
 
 def make(**settings: Any) -> Any:
-    torch.manual_seed(0)
-    shape = {
-        "encoder": ["transformer"],
-        "decoder": ["transformer"],
-        "width": 32,
-        "heads": 2,
-        "ffn_width": 48,
-        "output_bias": True,
-    }
-    model = perturb_weights(
-        build_model(
-            Config().replace(model={**shape, **settings}).model,
-            src_vocab_size=VOCABULARY,
-            tgt_vocab_size=VOCABULARY,
-        )
-    )
+    shape = {"encoder": ["transformer"], "decoder": ["transformer"], "heads": 2}
+    model = build_perturbed_transformer(VOCABULARY, **shape, output_bias=True, **settings)
     with torch.no_grad():
         assert model.output_bias is not None
         model.output_bias[EOS] += 1.0
-    return model.eval()
+    return model
 
 
 @torch.inference_mode()

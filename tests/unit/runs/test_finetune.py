@@ -147,7 +147,11 @@ def test_training_improves_on_the_new_text_and_the_schedule_is_reported(
 
 def test_the_requested_epochs_are_trained(corpus: Path, model: Path) -> None:
     captured = CapturedNotes()
-    out = train(settings(corpus, model, "train.epochs=3"), corpus / "new", progress=captured)
+    out = train(
+        settings(corpus, model, "train.epochs=3", "train.batch_tokens=800"),
+        corpus / "new",
+        progress=captured,
+    )
     assert any(", 3.0 epochs, " in note for note in captured.notes)
     last = json.loads((out / "training" / "log.jsonl").read_text().splitlines()[-1])
     assert last["step"] == OutputDirectory(out).config().train.steps < 100

@@ -15,7 +15,7 @@ import pytest
 from dragoman.errors import BundleError, DataError
 from dragoman.text import language_identification as module
 from dragoman.text.language_identification import FEATURES, SMOOTHING, LanguageIdentifier
-from dragoman.text.ngram_table import hash_character_ngrams
+from dragoman.text.ngram_features import hash_character_ngrams
 
 DATA = Path(
     os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")

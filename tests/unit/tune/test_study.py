@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +144,18 @@ def test_the_first_trial_is_the_base_and_the_best_is_found(
     for name in ("trials.png", "trials.svg"):
         assert (tmp_path / "study" / name).stat().st_size > 1000
     assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_study_writes_the_same_table(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times were rounded once in the table, and twice after they were read from the journal."""
+    clock = itertools.count(0.0, 0.25000004)
+    monkeypatch.setattr(study_module, "time", SimpleNamespace(monotonic=clock.__next__))
+    run(8)
+    table = (tmp_path / "study" / "trials.csv").read_text()
+    run(8)
+    assert (tmp_path / "study" / "trials.csv").read_text() == table
 
 
 def test_each_end_is_shown_with_the_best_so_far(run: Run) -> None:

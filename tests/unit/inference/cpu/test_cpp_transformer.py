@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer, convert_to_cpp
 from search_kit import search_with_own_backend as search
 
-from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -29,7 +28,6 @@ from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIO
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.packed_weight_torch_transformer import TorchTransformer
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 
 VOCABULARY = 37
 SOURCES = [[5, 6, 7, 8, 9], [9, 8], [11, 12, 13, 4, 5, 6, 7], [20], [21, 22, 23, 24, 25]]
@@ -53,29 +51,7 @@ WIRINGS: dict[str, dict[str, Any]] = {
 
 
 def make(**settings: Any) -> EncoderDecoder:
-    torch.manual_seed(0)
-    shape = {
-        "encoder": ["transformer*2"],
-        "decoder": ["transformer*2"],
-        "width": 32,
-        "heads": 4,
-        "ffn_width": 48,
-        "dropout": 0.1,
-    }
-    return perturb_weights(
-        build_model(
-            Config().replace(model={**shape, **settings}).model,
-            src_vocab_size=VOCABULARY,
-            tgt_vocab_size=VOCABULARY,
-        )
-    ).eval()
-
-
-def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> CppTransformer:
-    found = convert_model(model, precision).model
-    if not isinstance(found, CppTransformer):
-        pytest.skip(f"this processor has no compiled {precision}")
-    return found
+    return build_perturbed_transformer(VOCABULARY, **settings)
 
 
 def run(
@@ -101,7 +77,9 @@ def run(
 def test_cpp_transformer_search_equals_the_model(wiring: str, strategy: Any) -> None:
     """Long enough that caches grow, rows finish at different steps, and beams are reordered."""
     model = make(**WIRINGS[wiring])
-    for ours, theirs in zip(run(compiled(model), strategy), run(model, strategy), strict=True):
+    for ours, theirs in zip(
+        run(convert_to_cpp(model), strategy), run(model, strategy), strict=True
+    ):
         assert [each.tokens for each in ours] == [each.tokens for each in theirs]
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.log_probs, other.log_probs, atol=1e-4, rtol=1e-4)
@@ -119,7 +97,7 @@ def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
     ]
     with torch.inference_mode():
         packed = pad_sources(sources)
-        theirs, ours = model.encode(*packed), compiled(model).encode(*packed)
+        theirs, ours = model.encode(*packed), convert_to_cpp(model).encode(*packed)
     assert packed.mask is not None
     torch.testing.assert_close(ours.values, theirs.values[packed.mask], atol=1e-4, rtol=1e-4)
 
@@ -164,7 +142,7 @@ def test_cpus_with_shorter_simd_vectors_compute_the_same(without: str, tmp_path:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_row_is_bit_exact_in_every_batch(precision: str) -> None:
     """Bit-exact, for every row count with its own kernel path."""
-    form = compiled(make(), precision)
+    form = convert_to_cpp(make(), precision)
     sources = [[4 + (3 * at + number) % 30 for at in range(1 + number % 5)] for number in range(27)]
     tokens = torch.arange(4, 31)
 
@@ -184,7 +162,7 @@ def test_row_is_bit_exact_in_every_batch(precision: str) -> None:
 @needs_kernels
 def test_reordering_beams_equals_copying_their_caches() -> None:
     model = make()
-    form = compiled(model)
+    form = convert_to_cpp(model)
     with torch.inference_mode():
         verbs: list[Any] = [form, model]
         states = [each.start(each.encode(*pad_sources(SOURCES[:2]))) for each in verbs]
@@ -213,7 +191,7 @@ def test_reordering_beams_equals_copying_their_caches() -> None:
 @needs_kernels
 def test_beams_can_be_selected_as_separate_sentences() -> None:
     """Also two of one sentence, which then write different things into what was one cache."""
-    form = compiled(make())
+    form = convert_to_cpp(make())
     with torch.inference_mode():
         state = form.start(form.encode(*pad_sources(SOURCES[:2])))
         _, state = form.step(torch.tensor([4, 5]), state)
@@ -232,7 +210,7 @@ def test_int8_is_close_to_the_model_and_to_torch_int8(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make()
-    form = compiled(model, INT8)
+    form = convert_to_cpp(model, INT8)
     monkeypatch.setattr(
         "dragoman.inference.cpu.cpu_engine_conversion.load_kernel_library", lambda: None
     )
@@ -254,7 +232,7 @@ def test_int8_is_close_to_the_model_and_to_torch_int8(
 @needs_kernels
 @pytest.mark.parametrize("width", [3, 16, 63, 64, 130, 4001])
 def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
-    backend = compiled(make()).search_backend
+    backend = convert_to_cpp(make()).search_backend
     torch.manual_seed(width)
     x = 5.0 * torch.randn(9, width)
     x[1, :2], x[2, 1:3], x[3, : width // 2], x[4] = (
@@ -288,7 +266,7 @@ def test_greedy_search_takes_the_lower_id_of_equal_logits(
     model = make(tie_embeddings="none")
     with torch.no_grad():
         model.output.weight[21:36] = model.output.weight[6:21]
-    form = compiled(model, precision)
+    form = convert_to_cpp(model, precision)
     form.greedy_decoder._use_int8_filter &= is_filtered
     for sources in (SOURCES, SOURCES[::-1]):
         plain, scored = (
@@ -313,7 +291,7 @@ def test_greedy_search_takes_the_lower_id_of_equal_logits(
 @needs_kernels
 @pytest.mark.parametrize("at", [0, 70, 129])
 def test_nan_is_reported(at: int) -> None:
-    backend = compiled(make()).search_backend
+    backend = convert_to_cpp(make()).search_backend
     x = torch.linspace(3.0, 0.0, 130).repeat(2, 1)
     x[1, at] = torch.nan
     for count in (1, 4):

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer, convert_to_cpp
 from search_kit import search_with_own_backend as search
 
-from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
@@ -19,10 +18,9 @@ from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
 from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import ZERO_POINT, pack_int8_filter
-from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, convert_model
+from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 from dragoman.ops.topk import blocked_argmax
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
 
@@ -42,29 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def make(vocabulary: int = VOCABULARY, **settings: Any) -> EncoderDecoder:
-    torch.manual_seed(0)
-    shape = {
-        "encoder": ["transformer*1"],
-        "decoder": ["transformer*2"],
-        "width": 48,
-        "heads": 3,
-        "ffn_width": 64,
-        **settings,
-    }
-    return perturb_weights(
-        build_model(
-            Config().replace(model=shape).model,
-            src_vocab_size=vocabulary,
-            tgt_vocab_size=vocabulary,
-        )
-    ).eval()
-
-
-def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> CppTransformer:
-    found = convert_model(model, precision).model
-    if not isinstance(found, CppTransformer):
-        pytest.skip(f"this processor has no compiled {precision}")
-    return found
+    sizes = {"encoder": ["transformer*1"], "width": 48, "heads": 3, "ffn_width": 64}
+    return build_perturbed_transformer(vocabulary, **(sizes | settings))
 
 
 def sources(count: int) -> list[list[int]]:
@@ -84,7 +61,7 @@ def begun(form: Any, count: int) -> Any:
 
 def favourites(model: EncoderDecoder) -> list[int]:
     """Return the tokens with the largest logits, most frequent first."""
-    form = compiled(model)
+    form = convert_to_cpp(model)
     with torch.inference_mode():
         first = largest_of_all(
             form.step(torch.full((27,), BOS), begun(form, 27))[0], may_end=False
@@ -136,7 +113,7 @@ def assert_same_greedy_outputs(form: CppTransformer, rows: int, steps: int = 6) 
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_argmax_is_bit_exact(setting: str, precision: str) -> None:
-    form = compiled(make(**SETTINGS[setting]), precision)
+    form = convert_to_cpp(make(**SETTINGS[setting]), precision)
     for rows in (1, 2, 13, 27):
         assert_same_greedy_outputs(form, rows)
 
@@ -180,7 +157,7 @@ def test_no_logit_is_further_from_its_int8_value_than_the_bound(width: int) -> N
 
 @needs_int8
 def test_few_logits_are_computed_in_float32() -> None:
-    form = compiled(make())
+    form = convert_to_cpp(make())
     assert_same_greedy_outputs(form, 27)
     held: Any = form.greedy_decoder.int8_filter
     assert held.is_worthwhile
@@ -196,7 +173,7 @@ def test_ties_go_to_the_first_token_and_near_ties_to_the_larger_logit() -> None:
         weight[950], weight[990] = weight[favourite], weight[favourite]
         weight[970] = weight[favourite] * (1 + 1e-6)  # equal in int8
     assert 4 <= favourite < 950
-    form = compiled(model)
+    form = convert_to_cpp(model)
     assert_same_greedy_outputs(form, 27)
     with torch.inference_mode():
         logits, _ = form.step(torch.full((27,), BOS), begun(form, 27))
@@ -206,7 +183,7 @@ def test_ties_go_to_the_first_token_and_near_ties_to_the_larger_logit() -> None:
     assert not taken & {favourite, 950, 990}, "less by a millionth"
     with torch.no_grad():
         weight[970] = weight[favourite]
-    form = compiled(model)
+    form = convert_to_cpp(model)
     taken = first_taken(form)
     assert favourite in taken
     assert not taken & {950, 970, 990}
@@ -221,7 +198,7 @@ def test_filter_is_disabled_where_all_logits_are_nearly_equal(
     with torch.no_grad():
         weight: Any = model.output_weight
         weight.copy_(weight[7] + 1e-4 * torch.randn_like(weight))
-    form = compiled(model)
+    form = convert_to_cpp(model)
     assert_same_greedy_outputs(form, 27)
     held: Any = form.greedy_decoder.int8_filter
     assert not held.is_worthwhile
@@ -249,7 +226,7 @@ def test_the_filter_is_evaluated_after_enough_rows() -> None:
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
 def test_nan_is_reported_unless_the_token_is_forbidden(precision: str) -> None:
     model = make(tie_embeddings="none")
-    fitted = compiled(model, precision)  # int8's ranges are made from sound weights
+    fitted = convert_to_cpp(model, precision)  # int8's ranges are made from sound weights
     weight: Any = model.output_weight
 
     def searched(at: int, value: float) -> list[list[int]]:
@@ -257,7 +234,7 @@ def test_nan_is_reported_unless_the_token_is_forbidden(precision: str) -> None:
         with torch.no_grad():
             weight[at, 3] = value
         try:
-            form = compiled(model, precision)
+            form = convert_to_cpp(model, precision)
             found = search(
                 form,
                 form.encode(*pad_sources(sources(5))),
@@ -293,7 +270,7 @@ def test_nonfinite_hidden_states_disable_the_filter(value: float) -> None:
     with torch.no_grad():
         norm: Any = [block for _, block in model.decoder.blocks()][-1].ffn_residual.norm
         norm.bias[5] = value
-    form = compiled(model)
+    form = convert_to_cpp(model)
     if value == value:
         with torch.inference_mode():
             expected = largest_of_all(
@@ -322,7 +299,7 @@ def test_nonfinite_hidden_states_disable_the_filter(value: float) -> None:
 def test_a_search_finds_the_same_with_and_without_scores(
     precision: str, more: dict[str, Any]
 ) -> None:
-    form = compiled(make(), precision)
+    form = convert_to_cpp(make(), precision)
     limits = torch.tensor([9, 2, 7, 1, 12])
 
     def found(return_scores: bool) -> list[list[int]]:
@@ -348,7 +325,7 @@ def test_rows_that_end_leave_and_the_others_continue() -> None:
     with torch.no_grad():
         weight: Any = model.output_weight
         weight[EOS] = 1.01 * weight[favourites(model)[0]]  # some end at once
-    form = compiled(model)
+    form = convert_to_cpp(model)
     memory = form.encode(*pad_sources(sources(40)))
     limits = torch.arange(40) % 7 + 3
     quickly, plainly = (
@@ -369,7 +346,7 @@ def test_rows_that_end_leave_and_the_others_continue() -> None:
 
 @needs_kernels
 def test_greedy_decoding_keeps_to_the_shortlist() -> None:
-    form = compiled(make())
+    form = convert_to_cpp(make())
     allowed = [np.array([EOS, *range(20 + number, 900, 5)]) for number in range(5)]
 
     def found(return_scores: bool) -> list[list[int]]:
@@ -401,7 +378,7 @@ def test_greedy_decoding_keeps_to_the_shortlist() -> None:
 
 @needs_kernels
 def test_embeddings_that_are_no_table_take_single_steps() -> None:
-    form = compiled(make(embedding_width=9))
+    form = convert_to_cpp(make(embedding_width=9))
     assert form.decode_greedy(begun(form, 5), np.full(5, 6), min_length=0) is None
     found = [
         search(
@@ -422,7 +399,7 @@ def test_decoding_ends_where_positions_do_and_not_before(positions: int) -> None
     """The cache is allocated for more steps than are taken; learned positions end at exactly their
     limit.
     """
-    form = compiled(make(positions="learned", max_positions=positions))
+    form = convert_to_cpp(make(positions="learned", max_positions=positions))
     memory = encoded(form, 5)
     found = search(
         form,
@@ -448,7 +425,7 @@ def test_decoding_ends_where_positions_do_and_not_before(positions: int) -> None
 @pytest.mark.parametrize("precision", [FLOAT32, INT8])
 def test_long_outputs_grow_the_cache(precision: str) -> None:
     """Past the initial capacity, twice, with rows that finish in between."""
-    form = compiled(make(), precision)
+    form = convert_to_cpp(make(), precision)
     limits = torch.tensor([70, 3, 41, 17, 16, 15, 90, 1])
     quickly, plainly = (
         search(
@@ -467,7 +444,7 @@ def test_long_outputs_grow_the_cache(precision: str) -> None:
 
 @needs_kernels
 def test_zero_rows_give_zero_outputs() -> None:
-    form = compiled(make())
+    form = convert_to_cpp(make())
     none = form.start(encoded(form, 3)).select(torch.empty(0, dtype=torch.long))
     assert form.greedy_decoder.decode(
         none, np.empty(0, dtype=np.int64), min_length=0
@@ -476,7 +453,7 @@ def test_zero_rows_give_zero_outputs() -> None:
 
 @needs_kernels
 def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = compiled(make())
+    form = convert_to_cpp(make())
     monkeypatch.setattr(
         form, "decode_greedy", lambda *_, **__: pytest.fail("sampling draws from all of them")
     )
@@ -489,6 +466,6 @@ def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_kernels
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY])
 def test_an_unknown_token_is_an_error(token_id: int) -> None:
-    form = compiled(make())
+    form = convert_to_cpp(make())
     with torch.inference_mode(), pytest.raises(IndexError, match=f"vocabulary size, {VOCABULARY}"):
         form.step(torch.tensor([4, token_id]), begun(form, 2))

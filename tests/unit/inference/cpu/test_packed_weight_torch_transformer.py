@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer
 from search_kit import search_with_own_backend as search
 
 from dragoman.attention.attention_weight_hooks import edit, record
-from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -34,7 +33,6 @@ from dragoman.inference.cpu.packed_weight_torch_transformer import (
     torch_unsupported_reason,
 )
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 
 VOCABULARY = 30
 SOURCES = [[5, 6, 7, 8, 9], [9, 8], [11, 12, 13, 4, 5, 6, 7], [20], [21, 22, 23, 24, 25]]
@@ -44,22 +42,7 @@ needs_int8 = pytest.mark.skipif(
 
 
 def make(seed: int = 0, **settings: Any) -> EncoderDecoder:
-    torch.manual_seed(seed)
-    shape = {
-        "encoder": ["transformer*2"],
-        "decoder": ["transformer*2"],
-        "width": 32,
-        "heads": 4,
-        "ffn_width": 48,
-        "dropout": 0.1,
-    }
-    return perturb_weights(
-        build_model(
-            Config().replace(model={**shape, **settings}).model,
-            src_vocab_size=VOCABULARY,
-            tgt_vocab_size=VOCABULARY,
-        )
-    ).eval()
+    return build_perturbed_transformer(VOCABULARY, seed=seed, **settings)
 
 
 def run(model: Any, strategy: Any, *, limit: int = 24, return_scores: bool = True) -> list[Any]:

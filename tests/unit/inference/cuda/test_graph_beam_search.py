@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 from kernel_kit import needs_gpu
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer
 
-from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -31,7 +30,6 @@ from dragoman.inference.cuda.graph_beam_search import GraphBeamSearch
 from dragoman.inference.cuda.static_buffers import round_batch, round_length
 from dragoman.inference.engine_selection import resolve_precision
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 
 VOCABULARY = 40
 PENALTY = WuLengthPenalty()
@@ -45,26 +43,11 @@ def make(
     vocabulary: int = VOCABULARY,
     **settings: Any,
 ) -> EncoderDecoder:
-    torch.manual_seed(seed)
-    shape = {
-        "encoder": ["transformer*2"],
-        "decoder": ["transformer*2"],
-        "width": 32,
-        "heads": 4,
-        "ffn_width": 48,
-        "output_bias": True,
-    }
-    model = perturb_weights(
-        build_model(
-            Config().replace(model={**shape, **settings}).model,
-            src_vocab_size=vocabulary,
-            tgt_vocab_size=vocabulary,
-        )
-    )
+    model = build_perturbed_transformer(vocabulary, seed=seed, **({"output_bias": True} | settings))
     with torch.no_grad():
         if model.output_bias is not None:
             model.output_bias[3] += end  # so that outputs end sooner or later
-    return model.eval().to(device)
+    return model.to(device)
 
 
 def sources(count: int, seed: int = 0) -> list[list[int]]:

@@ -11,8 +11,12 @@ import pytest
 from sync_kit import SyncRecorder
 
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.inference import synthetic_pairs
-from dragoman.inference.synthetic_pairs import AugmentationRun, PairFilter, block_seed
+from dragoman.inference import back_translation_and_distillation
+from dragoman.inference.back_translation_and_distillation import (
+    AugmentationRun,
+    PairFilter,
+    block_seed,
+)
 
 LINES = [f"line {at}" for at in range(10)] + ["", "same", "long"]
 
@@ -33,7 +37,7 @@ def translate(lines: Sequence[str], seed: int) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic_pairs, "BLOCK_LINES", 4)
+    monkeypatch.setattr(back_translation_and_distillation, "BLOCK_LINES", 4)
 
 
 def build(folder: Path, method: str = "back-translation", **more: Any) -> AugmentationRun:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dragoman.errors import BundleError
-from dragoman.text import ngram_table as module
-from dragoman.text.ngram_table import NgramTable, log_count_ratios
+from dragoman.text import ngram_features as module
+from dragoman.text.ngram_features import NgramTable, log_count_ratios
 
 TEXTS = [text.split() for text in ("a b a b", "b a c", "a b c d", "e", "", "c d a b")]
 

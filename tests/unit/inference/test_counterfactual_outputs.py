@@ -7,30 +7,22 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from translator_kit import CONFIG, TEXT, write_random_bundle
+from translator_kit import load_translator_that_ends
 
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
-from dragoman.inference import Translator, alternative_token_branches, batch_translator
-from dragoman.inference.alternative_token_branches import compare_outputs, compare_tokens
-from dragoman.text.sentencepiece_tokenizer import train_tokenizers
-from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+from dragoman.inference import Translator, batch_translator, counterfactual_outputs
+from dragoman.inference.counterfactual_outputs import compare_outputs, compare_tokens
+from dragoman.text.special_tokens import BOS, PAD, UNK
 
 SOURCE = "Zwei Kinder spielen?"
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
-    path: Path = write_random_bundle(tmp_path_factory.mktemp("model") / "random", tokenizers)
-    found = Translator.load(path, device="cpu")
-    with torch.no_grad():
-        weight = found.model.output_weight
-        weight[EOS] = weight[[300, 310, 329]].mean(dim=0) * 1.2
-    return found
+def translator(bundle: Path) -> Translator:
+    return load_translator_that_ends(bundle)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,7 @@ def test_branches_of_a_file_are_those_that_a_page_would_ask_for(
 
 def test_the_alternatives_of_forced_tokens_are_no_branches(translator: Translator) -> None:
     found = translator.explain(SOURCE, beam=2, prefix_ids=[300, 301])
-    assert {step for step, _ in alternative_token_branches.list_branches(found, 1)} == set(
+    assert {step for step, _ in counterfactual_outputs.list_branches(found, 1)} == set(
         range(2, len(found.steps))
     )
 
@@ -78,7 +70,7 @@ def test_the_alternatives_of_forced_tokens_are_no_branches(translator: Translato
 def test_there_are_at_most_so_many_branches(
     translator: Translator, explanation: Explanation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alternative_token_branches, "MAX_BRANCHES", 3)
+    monkeypatch.setattr(counterfactual_outputs, "MAX_BRANCHES", 3)
     assert len(translator.add_branches(explanation, per_step=8).branches) == 3
     assert translator.add_branches(explanation, per_step=0).branches == {}
 
@@ -101,7 +93,7 @@ def test_special_token_cannot_start_a_branch(
 def test_a_branch_has_the_heads_off_that_its_explanation_had_off(translator: Translator) -> None:
     off = ["x0.1", "d1.0"]
     found = translator.explain(SOURCE, beam=2, off=off)
-    [(step, token), *_] = alternative_token_branches.list_branches(found, 1)
+    [(step, token), *_] = counterfactual_outputs.list_branches(found, 1)
     branch = translator.branch(found, step, token)
     assert branch.request["off"] == off
     assert (
@@ -179,7 +171,7 @@ def test_as_few_tokens_as_possible_change(before: list[int], after: list[int]) -
 
 
 def test_outputs_too_long_to_compare_keep_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alternative_token_branches, "MAX_COMPARED", 3)
+    monkeypatch.setattr(counterfactual_outputs, "MAX_COMPARED", 3)
     found = compare_tokens([1, 5, 6, 2], [1, 7, 5, 8, 2])
     assert found.states == ["kept", "changed", "changed", "new", "kept"]
 
@@ -194,8 +186,8 @@ def test_heads_are_listed_by_the_size_of_their_effect(explanation: Explanation) 
     changed = replace(explanation, heads=heads)
     site = explanation.heads[0].site
     names = [f"{site}.{number}" for number in (0, 1, 2, 3)]
-    assert alternative_token_branches.list_heads(changed, 10) == names
-    assert alternative_token_branches.list_heads(changed, 2) == names[:2]
+    assert counterfactual_outputs.list_heads(changed, 10) == names
+    assert counterfactual_outputs.list_heads(changed, 2) == names[:2]
 
 
 def test_branches_are_batched_by_source_and_prefix(

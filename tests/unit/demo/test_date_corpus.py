@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.demo.dates import (
+from dragoman.demo.date_corpus import (
     LOCALES,
     DatePair,
     DateWriter,

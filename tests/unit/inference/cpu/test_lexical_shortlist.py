@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from model_kit import perturb_weights
+from model_kit import build_perturbed_transformer
 
 from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
@@ -24,14 +24,13 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, native_engine
-from dragoman.inference.cpu import shortlist
+from dragoman.inference.cpu import lexical_shortlist
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.shortlist import Shortlist, build_shortlist
+from dragoman.inference.cpu.lexical_shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS
 
@@ -60,23 +59,8 @@ def counted(**more: Any) -> Shortlist:
 
 
 def make(**settings: Any) -> EncoderDecoder:
-    torch.manual_seed(0)
-    shape = {
-        "encoder": ["transformer*1"],
-        "decoder": ["transformer*2"],
-        "width": 32,
-        "heads": 4,
-        "ffn_width": 48,
-        "dropout": 0.1,
-        "tie_embeddings": "target",
-    }
-    return perturb_weights(
-        build_model(
-            Config().replace(model={**shape, **settings}).model,
-            src_vocab_size=30,
-            tgt_vocab_size=VOCABULARY,
-        )
-    ).eval()
+    shape = {"encoder": ["transformer*1"], "tie_embeddings": "target"}
+    return build_perturbed_transformer(30, VOCABULARY, **(shape | settings))
 
 
 def request(numbers: Any = range(5), **more: Any) -> SearchRequest:
@@ -94,7 +78,7 @@ def request(numbers: Any = range(5), **more: Any) -> SearchRequest:
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 22])
 def test_counts_equal_a_plain_loop(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortlist, "_MAX_PENDING", at_once)
+    monkeypatch.setattr(lexical_shortlist, "_MAX_PENDING", at_once)
     found = counted()
     both, left, right = Counter[tuple[int, int]](), Counter[int](), Counter[int]()
     for src, tgt in drawn():
