@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dragoman.inference import Translation
 
 NOTES_SHOWN = 3
+LOW_CONFIDENCE = 0.05  # a note tells whoever types a text that its translation is likely wrong
 _MBR_PANEL = "Minimum Bayes risk decoding"
 
 
@@ -218,7 +219,7 @@ def translate(
     options |= {
         "prefix": prefix or None,
         "alignment": json,
-        "return_scores": json or nbest > 1,
+        "return_scores": json or nbest > 1 or bool(texts),
         "sample": sample,
         "mbr": mbr,
         "samples": samples,
@@ -237,7 +238,8 @@ def translate(
     is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
     if is_interactive:
         print_note("type or paste text, one line at a time; end with Ctrl-D")
-        options["buffer_size"] = 1  # translate each typed line immediately
+        # Each typed line is translated at once, with its confidence.
+        options |= {"buffer_size": 1, "return_scores": True}
         lines = decode_lines(sys.stdin.buffer)
     elif not texts:
         lines = (
@@ -260,7 +262,12 @@ def translate(
         )
         bar = stack.enter_context(progress("translating", total, "lines", shown=shown))
         written = print_translations(
-            translator.stream(lines, **given), nbest=nbest, json=json, write=write, bar=bar
+            translator.stream(lines, **given),
+            nbest=nbest,
+            json=json,
+            write=write,
+            bar=bar,
+            unsure_below=LOW_CONFIDENCE if texts or is_interactive else 0.0,
         )
         if isinstance(lines, InputFiles) and lines.read != written:
             raise CorruptError(
@@ -332,8 +339,12 @@ def print_translations(
     json: bool,
     write: Callable[[str], object] = write_output,
     bar: ProgressBar | None = None,
+    unsure_below: float = 0.0,
 ) -> int:
-    """Print translations as they arrive, with the first few notes; return their number."""
+    """Print translations as they arrive, with the first few notes; return their number.
+
+    A confidence under `unsure_below` is noted, where nothing else is.
+    """
     number = num_noted = 0
     is_target_noted = False
     for number, each in enumerate(translations, start=1):
@@ -354,9 +365,12 @@ def print_translations(
                 f"lines are translated as if they were in {each.source_language}: --to names "
                 "another target, --from the source"
             )
-        num_noted += bool(each.notes)
-        if each.notes and num_noted <= NOTES_SHOWN:
-            print_note(f"line {number}: {'; '.join(each.notes)}")
+        notes = list(each.notes)
+        if not notes and each.confidence is not None and each.confidence < unsure_below:
+            notes = [f"its translation is likely wrong: the confidence is {each.confidence:.4f}"]
+        num_noted += bool(notes)
+        if notes and num_noted <= NOTES_SHOWN:
+            print_note(f"line {number}: {'; '.join(notes)}")
     if num_noted > NOTES_SHOWN:
         print_note(f"{format_count(num_noted, 'line')} with notes in total; --json includes them")
     return number

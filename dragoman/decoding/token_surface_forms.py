@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,12 +17,11 @@ from dragoman.decoding.regex_to_dfa import (
 )
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizer
-from dragoman.text.special_tokens import EOS
+from dragoman.text.special_tokens import EOS, byte_of_token
 
 # What the translator replaces by spaces, and the tokenizer's escape character.
 NEVER_WRITTEN = CharacterSet.of([(0, 8), (10, 31), (127, 127), (0x10FFFD, 0x10FFFD)])
 SURROGATES = CharacterSet.of([(0xD800, 0xDFFF)])
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE_MARK = "\u2581"
 
 
@@ -84,11 +82,11 @@ class TokenCharacters:
         texts = list[str | bytes | None]()
         tags = set(tokenizer.tag_ids.values())
         for number, token in enumerate(tokenizer.tokens(range(len(tokenizer)))):
-            byte = _BYTE_TOKEN.fullmatch(token)
+            byte = byte_of_token(token)
             if number < 4 or number in tags:
                 texts.append(None)
             else:
-                texts.append(bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE_MARK, " "))
+                texts.append(token.replace(_SPACE_MARK, " ") if byte is None else bytes([byte]))
         return cls(texts, strip=isinstance(tokenizer, ImportedTokenizer))
 
     @functools.cached_property

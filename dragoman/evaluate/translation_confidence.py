@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +23,7 @@ from dragoman.evaluate.classification_metrics import (
     calibration_chance_error,
     expected_calibration_error,
 )
-from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS, UNK
+from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS, UNK, byte_of_token
 
 FORMAT = 1
 MEASURED_BINS = 10  # of equal mass
@@ -35,7 +34,6 @@ MIN_LOG_PROB = -100.0  # a forced token may have a probability of 0
 _LARGEST = 1e9  # of the numbers in a file
 _DIGITS = 6  # of the numbers in a file
 _RIDGE = 1.0  # penalty on the squares of the weights of standardized features
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 Floats = NDArray[np.float64]
 
@@ -62,8 +60,7 @@ class ConfidenceFeatures(NamedTuple):
             return None
         bounded = [max(MIN_LOG_PROB, each) for each in log_probs]
         unknown = sum(
-            each == SPECIAL_TOKENS[UNK] or _BYTE_TOKEN.fullmatch(each) is not None
-            for each in src_tokens
+            each == SPECIAL_TOKENS[UNK] or byte_of_token(each) is not None for each in src_tokens
         )
         return cls(
             mean_log_prob=math.fsum(bounded) / len(bounded),

@@ -29,7 +29,7 @@ from dragoman.explain.explanation_json import decode_tensor, pool_matrix
 from dragoman.explain.explanation_schema_validation import find_problems
 from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.special_tokens import BOS, EOS
+from dragoman.text.special_tokens import BOS, EOS, byte_of_token
 
 ROW_SUM = 1e-5
 OUTPUT = 1e-4  # relative to the largest output
@@ -38,7 +38,6 @@ SCORE = 1e-4
 POOLED = 1e-6
 QUANTIZED = 0.004  # of the scale
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _PENALTY = re.compile(r"gnmt (\d+(?:\.\d+)?(?:e-?\d+)?)")
 
 
@@ -121,7 +120,7 @@ def check_spans(text: TokenizedText) -> list[str]:
     problems += [
         f"token spans: a span must not split a grapheme; found {token.text!r} at {token.span}"
         for token in text.tokens
-        if not set(token.span) <= borders and not _BYTE_TOKEN.fullmatch(token.text)
+        if not set(token.span) <= borders and byte_of_token(token.text) is None
     ]
     ranges = [at for word in text.words for at in range(*word)]
     if ranges != sorted(set(ranges)):

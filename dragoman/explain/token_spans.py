@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]
 
 from dragoman.explain.explanation import Token, TokenizedText
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, escape_space_marks
-from dragoman.text.special_tokens import BOS, EOS, PAD
+from dragoman.text.special_tokens import BOS, EOS, PAD, byte_of_token
 
 _GRAPHEME = regex.compile(r"\X")
 # Scripts without spaces between words: each token is a word of its own.
@@ -20,7 +20,6 @@ _UNSPACED = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
 )
 _WORD_CHARACTER = regex.compile(r"[\p{L}\p{M}\p{N}\p{Cf}_'’]")
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTROL_CHARACTERS = dict.fromkeys([*range(32), 127], " ")
 _MAX_SKIPPED = 256  # characters that a tokenizer may drop or normalize away between two tokens
 _SPECIAL_IDS = (PAD, BOS, EOS)
@@ -114,8 +113,8 @@ def _find_ends(text: str, tokens: Sequence[str], special: Sequence[bool]) -> lis
         if special[number]:
             ends.append(at)
             continue
-        if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
-            at, rest = _match_byte(text, at, bytes.fromhex(byte.group(1)), rest)
+        if (byte := byte_of_token(token)) is not None:
+            at, rest = _match_byte(text, at, bytes([byte]), rest)
             ends.append(at)
             continue
         rest = b""

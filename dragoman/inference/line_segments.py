@@ -17,6 +17,7 @@ from dragoman.text.sentencepiece_tokenizer import Tokenizer, invalid_text_error
 from dragoman.text.special_tokens import UNK
 
 MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
+FOREIGN_FRACTION = 0.5  # of a line's characters outside of the vocabulary: in no language of it
 _TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
 
 
@@ -45,6 +46,7 @@ class SegmentedLine:
     notes: list[str]
     direction: Direction | None = None  # of a multilingual model
     in_target_language: bool = False  # whether it is in the target language already
+    is_foreign: bool = False  # most of its characters are outside of the vocabulary
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
         """Join the translations of the segments."""
@@ -92,10 +94,15 @@ def split_lines(
     stripped = [text[:MAX_LINE_CHARS].strip() for text in texts]
     threads = min(1 + len(stripped) // _TEXTS_PER_THREAD, os.cpu_count() or 1, _MAX_THREADS)
     encoded = tokenizer.encode_batch(stripped, threads=threads)
+    foreign = [
+        not tokenizer.unknown_ids.isdisjoint(row)
+        and tokenizer.unknown_fraction(row) > FOREIGN_FRACTION
+        for row in encoded
+    ]
     if directions is None:
         lines = [
-            _split_line(next(numbers), text, whole, tokenizer, longest)
-            for text, whole in zip(stripped, encoded, strict=True)
+            _split_line(next(numbers), text, whole, tokenizer, longest, is_foreign=is_foreign)
+            for text, whole, is_foreign in zip(stripped, encoded, foreign, strict=True)
         ]
     else:
         tagged = {each: tokenizer.tagged(each.target) for each in set(directions)}
@@ -107,8 +114,11 @@ def split_lines(
                 tagged[direction],
                 longest,
                 direction,
+                is_foreign=is_foreign,
             )
-            for text, whole, direction in zip(stripped, encoded, directions, strict=True)
+            for text, whole, direction, is_foreign in zip(
+                stripped, encoded, directions, foreign, strict=True
+            )
         ]
     for text, line in zip(texts, lines, strict=True):
         if len(text) > MAX_LINE_CHARS and text[MAX_LINE_CHARS:].strip():
@@ -127,6 +137,8 @@ def _split_line(
     tokenizer: Tokenizer,
     longest: int,
     direction: Direction | None = None,
+    *,
+    is_foreign: bool,
 ) -> SegmentedLine:
     """Split one line."""
     if not text:
@@ -141,7 +153,12 @@ def _split_line(
             f"translated in {len(texts)} segments"
         )
     unknown = sum(tokens.count(UNK) for tokens in encoded)
-    if unknown:
+    if is_foreign:
+        notes.append(
+            "most of its characters are not in the model's vocabulary: it seems to be in none of "
+            "the model's languages, and its translation means little"
+        )
+    elif unknown:
         notes.append(
             f"{unknown:,} of its tokens {'is' if unknown == 1 else 'are'} unknown to the model"
         )
@@ -154,6 +171,7 @@ def _split_line(
         gaps,
         notes,
         direction,
+        is_foreign=is_foreign,
     )
 
 

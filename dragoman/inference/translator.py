@@ -234,6 +234,16 @@ class Translator(TranslationExplainer):
         chosen = self._chooser.choose(texts, options.source_language, target)
         return chosen if self._chooser.has_tags else None
 
+    def _check_language(
+        self, line: SegmentedLine, text: str, direction: Direction
+    ) -> SegmentedLine:
+        """Return a line with what is known of its language beyond the one identified for it."""
+        if line.is_foreign:  # whatever was identified, it is not
+            return replace(line, direction=direction._replace(source=""))
+        if self._chooser.is_in_target_language(text, direction):
+            return replace(line, in_target_language=True)
+        return line
+
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of source texts, with the tags of their target languages."""
         rows = self.tokenizers.src.encode_batch([text.strip() for text in texts])
@@ -331,9 +341,7 @@ class Translator(TranslationExplainer):
                 )
                 if directions is not None and not (text_only or options.source_language):
                     lines = [
-                        replace(line, in_target_language=True)
-                        if self._chooser.is_in_target_language(text, direction)
-                        else line
+                        self._check_language(line, text, direction)
                         for line, text, direction in zip(lines, texts, directions, strict=True)
                     ]
                 if options.constraints:

@@ -27,7 +27,15 @@ from dragoman.errors import BundleError, DataError, suggest_name
 from dragoman.storage.atomic_and_safe_file_io import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
 from dragoman.text.sentencepiece_trainer import train_sentencepiece
-from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, language_tag
+from dragoman.text.special_tokens import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    byte_of_token,
+    language_tag,
+)
 
 _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
 FORMAT = 1
@@ -258,6 +266,18 @@ class Tokenizer:
         """Return the tokens of ids: a leading U+2581 is a space, `<0xE4>` is a byte."""
         return [self._token_strings[each] for each in ids]
 
+    def unknown_fraction(self, ids: TokenIds) -> float:
+        """Return the fraction of a text's characters, spaces aside, outside of the vocabulary."""
+        tags, known, unknown = set(self.tag_ids.values()), 0, 0
+        for each, token in zip(ids, self.tokens(ids), strict=True):
+            if each == UNK:
+                unknown += 1
+            elif each in self.unknown_ids:
+                unknown += not 0x80 <= int(token[3:5], 16) < 0xC0  # the first byte of a character
+            elif each not in tags and each >= len(SPECIAL_TOKENS):
+                known += len(token.replace("\u2581", ""))
+        return unknown / max(1, known + unknown)
+
     @functools.cached_property
     def _token_strings(self) -> list[str]:
         """All tokens by id, computed once: SentencePiece is slow when asked one by one."""
@@ -268,6 +288,13 @@ class Tokenizer:
                 for number in range(len(SPECIAL_TOKENS), len(self))
             ),
         ]
+
+    @functools.cached_property
+    def unknown_ids(self) -> frozenset[int]:
+        """The ids that stand for characters outside of the vocabulary: unknown and bytes."""
+        tokens = self.tokens(range(len(self)))
+        is_byte = [byte_of_token(each) is not None for each in tokens]
+        return frozenset([UNK, *(number for number, byte in enumerate(is_byte) if byte)])
 
     @functools.cached_property
     def frequency_ranks(self) -> list[int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -83,6 +84,35 @@ def test_languages_are_detected(translator: Translator) -> None:
         translator.translate(texts[2:])
     with pytest.raises(ConfigError, match="its directions are de-en, en-de, fr-en, en-fr"):
         translator.translate(texts[:1], source_language="de", target_language="fr")
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "note"),
+    [
+        ("Wo wohnst du?", "de", ""),
+        ("你好，世界", None, "it seems to be in none of the model's languages"),
+        ("Как дела? 🙂", None, "it seems to be in none of the model's languages"),
+        ("Mi hermano trabaja en una fábrica.", "de", "its translation is likely wrong: the conf"),
+    ],
+)
+def test_a_note_warns_of_texts_in_another_language(
+    text: str, source: str | None, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", "--to", "en", "--json", text]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found.get("source_language") == source
+    assert (found["confidence"] < 0.05) == bool(note)
+    assert err.count("line 1") == bool(note)
+    assert note in err
+    assert (note in "".join(found["notes"])) == (source != "de" or not note)
+
+
+def test_a_named_source_language_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "--from", "fr", "--json", "你好，世界"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["source_language"] == "fr"
+    assert "in none of the model's languages" in err
 
 
 def test_info_reports_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,6 +196,8 @@ def test_lines_are_encoded_by_a_thread_for_every_512_of_them(
     used: list[int] = []
 
     class Counting:
+        unknown_ids = frozenset[int]()
+
         def encode_batch(self, texts: list[str], *, threads: int) -> list[list[int]]:
             used.append(threads)
             return [[7] for _ in texts]

@@ -33,6 +33,15 @@ def test_a_leading_language_code_is_one_token(tokenizer: ImportedTokenizer) -> N
     assert tokenizer.encode(">>xyz<<a")[0] == UNK
 
 
+def test_ids_are_unknown_by_their_token_and_not_by_their_number() -> None:
+    bytes_first = [*SPECIAL_TOKENS, "<0x61>", "<0xC3>", *"▁tacsodhe<>"]
+    tokenizer = ImportedTokenizer(train(LINES), bytes_first)
+    assert tokenizer.unknown_ids == {UNK, 4, 5}
+    assert tokenizer.unknown_fraction([4, 5]) == 1
+    for text, expected in (("a cat", 0.0), ("q", 1.0), ("q c", 0.5)):
+        assert tokenizer.unknown_fraction(tokenizer.encode(text)) == expected, text
+
+
 def test_another_process_gets_the_same_tokenizer(tokenizer: ImportedTokenizer) -> None:
     again = tokenizer_from_frames(tokenizer.frames())
     assert again.digest == tokenizer.digest
