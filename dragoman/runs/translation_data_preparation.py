@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -47,6 +48,7 @@ from dragoman.training.progress_display import Progress
 
 TOKENIZER_PART = "text"  # DataFile.part of the tokenizer's files
 MIN_RECOMMENDED_PAIRS = 1000  # fewer give a warning
+COPY_SAMPLE = 1000  # pairs whose source and target are compared
 MAX_UNKNOWN_FRACTION = 0.01  # of all tokens; more give a warning (OpenNMT-py#2602)
 
 
@@ -152,7 +154,7 @@ def prepare_data(
             _tokenizer_files(text_folder),
         )
     files += _tokenizer_files(text_folder)
-    for note in filter(None, (corpora.note, _same_file_warning(config.data))):
+    for note in filter(None, (corpora.note, _copy_warning(corpora.train, config.data))):
         progress.note(note)
     signals.raise_if_stop_requested()
     train = _build_store(
@@ -165,7 +167,7 @@ def prepare_data(
         digests["train"],
     )
     _report_corpora(corpora.train, train, progress)
-    _warn_about_data(train, progress)
+    _warn_about_data(train, progress, pretrained=bool(config.train.init_from))
     if corpora.valid is None:
         return PreparedData(
             tokenizers, train, None, [], files, _new_cache_directories(cache, known), identifier
@@ -296,12 +298,13 @@ def _tokenizer_files(folder: Path) -> list[DataFile]:
     ]
 
 
-def _warn_about_data(train: TokenStore, progress: Progress) -> None:
+def _warn_about_data(train: TokenStore, progress: Progress, *, pretrained: bool) -> None:
     """Warn of a very small corpus or of many unknown tokens."""
     if len(train) < MIN_RECOMMENDED_PAIRS:
         found = f"{len(train):,} pair{'' if len(train) == 1 else 's'}"
         progress.note(
             f"warning: only {found} to train on: the model will overfit; use a larger corpus"
+            + ("" if pretrained else ", or continue from a trained model (--init-from)")
         )
     unknown = train.report.unknown_fraction()
     if unknown > MAX_UNKNOWN_FRACTION:
@@ -434,14 +437,21 @@ def _tokenizer_digests(tokenizers: Tokenizers) -> tuple[str, str]:
     return tokenizers.src.digest, tokenizers.tgt.digest
 
 
-def _same_file_warning(data: DataConfig) -> str:
-    """Return a warning if source and target are the same file; else empty."""
+def _copy_warning(corpus: Corpus, data: DataConfig) -> str:
+    """Return a warning if source and target are one file, or most of the first pairs are equal."""
     for src, tgt in zip(file_names(data.src), file_names(data.tgt), strict=False):
         if os.path.realpath(src) == os.path.realpath(tgt):
             return (
                 f"warning: source and target are the same file, {src}: the model will learn to copy"
             )
-    return ""
+    first = list(itertools.islice(corpus.pairs(), COPY_SAMPLE))
+    copies = sum(pair.src.strip() == pair.tgt.strip() for pair in first)
+    if 2 * copies <= len(first):
+        return ""
+    return (
+        f"warning: of the first {len(first):,} pairs {copies:,} have equal source and target: the "
+        "model will learn to copy; `dragoman data check` names their lines"
+    )
 
 
 def _save_atomically(tokenizers: Tokenizers, folder: Path) -> None:

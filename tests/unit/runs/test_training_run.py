@@ -379,6 +379,24 @@ def test_one_file_for_both_sides_is_reported(corpus):
     )
 
 
+@pytest.mark.parametrize(("copies", "is_reported"), [(0.4, False), (1.0, True)])
+def test_equal_sources_and_targets_are_reported(corpus, tmp_path, copies, is_reported):
+    lines = (corpus / "a.src").read_text().splitlines()
+    kept = int(copies * len(lines))
+    (tmp_path / "a.tgt").write_text("\n".join([*lines[:kept], *(f"{x} y" for x in lines[kept:])]))
+    captured = CapturedNotes()
+    train(
+        configured(corpus, f"data.tgt={tmp_path / 'a.tgt'}", "train.steps=1"),
+        tmp_path / "model",
+        dry_run=True,
+        progress=captured,
+    )
+    found = [note for note in captured.notes if "have equal source and target" in note]
+    assert len(found) == is_reported
+    assert all(re.search(r"of the first (\d+) pairs \1 have equal", note) for note in found)
+    assert any("continue from a trained model (--init-from)" in note for note in captured.notes)
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [
