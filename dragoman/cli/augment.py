@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest
 from dragoman.storage.user_output_files import check_output_file
 
+CHECKED_LINES = 100  # whose languages are compared with the direction, before a long run
 _FILTER_PANEL = "Filters"
 
 
@@ -203,6 +205,15 @@ def augment(
     }
     options = {name: value for name, value in options.items() if value is not None}
     lines = InputFiles([input_])
+    if not resumed:
+        first = list(itertools.islice(InputFiles([input_]), CHECKED_LINES))
+        misplaced = translator.misplaced_lines(first, source_language=from_, target_language=to)
+        if 2 * len(misplaced) > len(first):
+            print_note(
+                f"warning: {len(misplaced):,} of the first {format_count(len(first), 'line')} of "
+                f"{input_} are in the language to translate into, or in none of the model's: check "
+                "--model, --input and --to"
+            )
     try:
         with progress("translating", lines.count(), "lines") as bar:
             result = run.run(

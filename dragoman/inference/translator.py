@@ -244,6 +244,26 @@ class Translator(TranslationExplainer):
             return replace(line, in_target_language=True)
         return line
 
+    def misplaced_lines(
+        self,
+        texts: Sequence[str],
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> list[int]:
+        """Return the indices of texts in their target language, or in none of the model's."""
+        named = TranslationOptions(source_language=source_language, target_language=target_language)
+        directions = self._choose_directions(texts, named)
+        lines = split_lines(
+            texts,
+            self.tokenizers.src,
+            longest=self._batch_translator.max_segment_tokens,
+            directions=directions,
+        )
+        if directions is not None:
+            lines = [*map(self._check_language, lines, texts, directions)]
+        return [at for at, line in enumerate(lines) if line.is_foreign or line.in_target_language]
+
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of source texts, with the tags of their target languages."""
         rows = self.tokenizers.src.encode_batch([text.strip() for text in texts])
@@ -340,10 +360,7 @@ class Translator(TranslationExplainer):
                     directions=directions,
                 )
                 if directions is not None and not (text_only or options.source_language):
-                    lines = [
-                        self._check_language(line, text, direction)
-                        for line, text, direction in zip(lines, texts, directions, strict=True)
-                    ]
+                    lines = [*map(self._check_language, lines, texts, directions)]
                 if options.constraints:
                     _check_unsplit(lines)
                 pending_lines.extend(lines)

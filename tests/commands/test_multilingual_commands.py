@@ -156,6 +156,35 @@ def test_translate_names_and_detects_languages(
     assert (code, scripts([out.strip()])) == (0, ["aa"])
 
 
+@pytest.mark.parametrize(
+    ("lines", "direction", "found"),
+    [
+        (["FEDCBA", "HGFEDC", "abc"], ("--to", "bb"), "warning: 2 of the first 3 lines of"),
+        (["FEDCBA", "HGFEDC"], ("--from", "aa", "--to", "bb"), "warning: 2 of the first 2 lines"),
+        (["你好"], ("--to", "bb"), "warning: 1 of the first 1 line of"),
+        (["FEDCBA", "abc", "", "hgf"], ("--to", "bb"), ""),
+    ],
+)
+def test_augment_warns_of_text_in_the_wrong_language(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    direction: tuple[str, ...],
+    found: str,
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    outputs = ["--output-src", str(tmp_path / "s"), "--output-tgt", str(tmp_path / "t")]
+    code, _, err = output(
+        capsys, "augment", "-m", str(model), "--method", "forward-translation",
+        "--input", str(text), *direction, *outputs,
+    )  # fmt: skip
+    assert code == 0
+    assert ("warning" in err) == bool(found)
+    assert found in err
+
+
 def test_a_note_names_the_first_line_that_is_in_the_target_language(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
