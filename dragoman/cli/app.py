@@ -8,6 +8,7 @@ import inspect
 import logging
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ from dragoman.cli import (
     verify,
 )
 from dragoman.cli.terminal_output import print_error, print_note, show_notes
-from dragoman.errors import DragomanError, StoppedError, escape_unprintable
+from dragoman.errors import ConfigError, DragomanError, StoppedError, escape_unprintable
 from dragoman.runtime.out_of_memory import is_out_of_memory
 
 INTERRUPTED = 130  # a shell's exit code after Ctrl-C
@@ -345,8 +346,21 @@ def _take_triples(option: Any) -> None:
 
     typer declares options of several values, and repeatable ones, but not both at once.
     """
+
+    def join(context: Any, triples: Sequence[Sequence[str]] | None) -> list[str]:
+        for triple in triples or ():
+            if any(each.startswith("--") for each in triple) and not context.resilient_parsing:
+                name = option.opts[0]
+                raise ConfigError(
+                    [
+                        f"{name} needs languages and two files; found {name} {shlex.join(triple)}; "
+                        f"write {name} de-en FILE.de FILE.en, or pass one file by --pairs"
+                    ]
+                )
+        return [part for triple in triples or () for part in triple]
+
     option.nargs = 3
-    option.process_value = lambda _, value: [part for triple in value or () for part in triple]
+    option.process_value = join
 
 
 def _option_metavar(option: Any, context: Any) -> str | None:

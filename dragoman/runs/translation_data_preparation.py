@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from dragoman.bundle.format import LANGUAGE_ID, TEXT_FILES
 from dragoman.bundle.translation_bundle_loader import read_identifier
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
@@ -48,7 +50,8 @@ from dragoman.training.progress_display import Progress
 
 TOKENIZER_PART = "text"  # DataFile.part of the tokenizer's files
 MIN_RECOMMENDED_PAIRS = 1000  # fewer give a warning
-COPY_SAMPLE = 1000  # pairs whose source and target are compared
+MAX_BYTE_FRACTION = 0.2  # of a side's tokens, with a pretrained model's vocabulary
+SAMPLED_PAIRS = 1000  # that are looked at for copies and bytes
 MAX_UNKNOWN_FRACTION = 0.01  # of all tokens; more give a warning (OpenNMT-py#2602)
 
 
@@ -167,7 +170,10 @@ def prepare_data(
         digests["train"],
     )
     _report_corpora(corpora.train, train, progress)
-    _warn_about_data(train, progress, pretrained=bool(config.train.init_from))
+    is_pretrained = bool(config.train.init_from)
+    _warn_about_data(train, progress, pretrained=is_pretrained)
+    if is_pretrained and not config.train.extend_vocabulary:
+        _warn_about_script(train, tokenizers, progress)
     if corpora.valid is None:
         return PreparedData(
             tokenizers, train, None, [], files, _new_cache_directories(cache, known), identifier
@@ -437,6 +443,20 @@ def _tokenizer_digests(tokenizers: Tokenizers) -> tuple[str, str]:
     return tokenizers.src.digest, tokenizers.tgt.digest
 
 
+def _warn_about_script(train: TokenStore, tokenizers: Tokenizers, progress: Progress) -> None:
+    """Warn if a pretrained model's vocabulary lacks the characters of one side."""
+    sides = {"src": ("source", tokenizers.src), "tgt": ("target", tokenizers.tgt)}
+    for side, (name, tokenizer) in sides.items():
+        count = min(len(train), SAMPLED_PAIRS)
+        ids = np.concatenate([train.ids(side, index) for index in range(count)] or [np.zeros(0)])
+        unknown = np.isin(ids, list(tokenizer.unknown_ids)).sum() / max(1, len(ids))
+        if unknown > MAX_BYTE_FRACTION:
+            progress.note(
+                f"warning: {100 * unknown:.0f} % of the {name}'s tokens are single bytes or unknown: "
+                "the model's vocabulary lacks its characters; --extend-vocabulary adds tokens"
+            )
+
+
 def _copy_warning(corpus: Corpus, data: DataConfig) -> str:
     """Return a warning if source and target are one file, or most of the first pairs are equal."""
     for src, tgt in zip(file_names(data.src), file_names(data.tgt), strict=False):
@@ -444,7 +464,7 @@ def _copy_warning(corpus: Corpus, data: DataConfig) -> str:
             return (
                 f"warning: source and target are the same file, {src}: the model will learn to copy"
             )
-    first = list(itertools.islice(corpus.pairs(), COPY_SAMPLE))
+    first = list(itertools.islice(corpus.pairs(), SAMPLED_PAIRS))
     copies = sum(pair.src.strip() == pair.tgt.strip() for pair in first)
     if 2 * copies <= len(first):
         return ""

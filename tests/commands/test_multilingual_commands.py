@@ -375,6 +375,7 @@ def test_held_out_pairs_are_trained_on_in_no_direction(corpus: Path, tmp_path: P
     ("arguments", "message"),
     [
         (["--both-directions"], "--both-directions goes with --pair; found it alone"),
+        (["--pair", "aa-bb", "x", "--both-directions"], "found --pair aa-bb x --both-directions"),
         (["--valid-pair", "aa-bb", "x", "y"], "--valid-pair goes with --pair; found it alone"),
         (["--pair", "aabb", "x", "y"], "joined by a hyphen, such as de-en; found 'aabb'"),
         (["--pair", "aa-aa", "x", "y"], "two different languages"),

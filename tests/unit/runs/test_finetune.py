@@ -25,6 +25,7 @@ from dragoman.runs import finetune
 from dragoman.runs.finetune import finetune_config
 from dragoman.runs.output_directory import OutputDirectory
 from dragoman.runs.training_run import train
+from dragoman.runs.translation_data_preparation import prepare_data
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS
@@ -452,6 +453,24 @@ def test_an_extended_run_resumes_and_is_fine_tuned_again(
     assert len(Bundle.load(again).tokenizers.src) == len(Bundle.load(whole).tokenizers.src)
     assert OutputDirectory(again).config().train.extend_vocabulary == 0
     assert Translator.load(again, device="cpu").translate(["καλη"])
+
+
+@pytest.mark.parametrize(
+    ("more", "is_warned"), [((), True), (("train.extend_vocabulary=9",), False)]
+)
+def test_a_script_that_the_vocabulary_lacks_is_reported(
+    greek: Path, model: Path, more: tuple[str, ...], is_warned: bool
+) -> None:
+    captured = CapturedNotes()
+    (greek / "only.src").write_text("καλη μερα\n" * 60)
+    files = [f"data.{side}={greek / 'only.src'}" for side in ("src", "tgt")]
+    chosen = settings(greek, model, *files, *more)
+    (greek / "new").mkdir()
+    prepare_data(chosen, greek / "new/text", captured, given=Bundle.load(model).tokenizers)
+    found = [note for note in captured.notes if "--extend-vocabulary adds tokens" in note]
+    assert len(found) == 2 * is_warned
+    for note, side in zip(found, ("source", "target"), strict=False):
+        assert f" % of the {side}'s tokens are single bytes or unknown" in note
 
 
 def test_models_that_cannot_be_extended_are_rejected(
