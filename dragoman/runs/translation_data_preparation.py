@@ -452,7 +452,7 @@ def _warn_about_script(train: TokenStore, tokenizers: Tokenizers, progress: Prog
         unknown = np.isin(ids, list(tokenizer.unknown_ids)).sum() / max(1, len(ids))
         if unknown > MAX_BYTE_FRACTION:
             progress.note(
-                f"warning: {100 * unknown:.0f} % of the {name}'s tokens are single bytes or unknown: "
+                f"warning: {100 * unknown:.0f} % of the {name} tokens are single bytes or unknown: "
                 "the model's vocabulary lacks its characters; --extend-vocabulary adds tokens"
             )
 

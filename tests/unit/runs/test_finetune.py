@@ -470,7 +470,7 @@ def test_a_script_that_the_vocabulary_lacks_is_reported(
     found = [note for note in captured.notes if "--extend-vocabulary adds tokens" in note]
     assert len(found) == 2 * is_warned
     for note, side in zip(found, ("source", "target"), strict=False):
-        assert f" % of the {side}'s tokens are single bytes or unknown" in note
+        assert f" % of the {side} tokens are single bytes or unknown" in note
 
 
 def test_models_that_cannot_be_extended_are_rejected(
