@@ -78,6 +78,14 @@ class SegmentedLine:
         return join_translations(answers, gaps, self.notes)
 
 
+def is_foreign(ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether most characters of a text are outside of the vocabulary."""
+    return (
+        not tokenizer.unknown_ids.isdisjoint(ids)
+        and tokenizer.unknown_fraction(ids) > FOREIGN_FRACTION
+    )
+
+
 def split_lines(
     texts: Sequence[str],
     tokenizer: Tokenizer,
@@ -94,15 +102,11 @@ def split_lines(
     stripped = [text[:MAX_LINE_CHARS].strip() for text in texts]
     threads = min(1 + len(stripped) // _TEXTS_PER_THREAD, os.cpu_count() or 1, _MAX_THREADS)
     encoded = tokenizer.encode_batch(stripped, threads=threads)
-    foreign = [
-        not tokenizer.unknown_ids.isdisjoint(row)
-        and tokenizer.unknown_fraction(row) > FOREIGN_FRACTION
-        for row in encoded
-    ]
+    foreign = [is_foreign(row, tokenizer) for row in encoded]
     if directions is None:
         lines = [
-            _split_line(next(numbers), text, whole, tokenizer, longest, is_foreign=is_foreign)
-            for text, whole, is_foreign in zip(stripped, encoded, foreign, strict=True)
+            _split_line(next(numbers), text, whole, tokenizer, longest, foreign=is_other)
+            for text, whole, is_other in zip(stripped, encoded, foreign, strict=True)
         ]
     else:
         tagged = {each: tokenizer.tagged(each.target) for each in set(directions)}
@@ -114,9 +118,9 @@ def split_lines(
                 tagged[direction],
                 longest,
                 direction,
-                is_foreign=is_foreign,
+                foreign=is_other,
             )
-            for text, whole, direction, is_foreign in zip(
+            for text, whole, direction, is_other in zip(
                 stripped, encoded, directions, foreign, strict=True
             )
         ]
@@ -138,7 +142,7 @@ def _split_line(
     longest: int,
     direction: Direction | None = None,
     *,
-    is_foreign: bool,
+    foreign: bool,
 ) -> SegmentedLine:
     """Split one line."""
     if not text:
@@ -153,7 +157,7 @@ def _split_line(
             f"translated in {len(texts)} segments"
         )
     unknown = sum(tokens.count(UNK) for tokens in encoded)
-    if is_foreign:
+    if foreign:
         notes.append(
             "most of its characters are not in the model's vocabulary: it seems to be in none of "
             "the model's languages, and its translation means little"
@@ -171,7 +175,7 @@ def _split_line(
         gaps,
         notes,
         direction,
-        is_foreign=is_foreign,
+        is_foreign=foreign,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dragoman.config import Config
 from dragoman.config.translation_directions import Direction, parse_directions
@@ -20,10 +20,17 @@ class DirectionChooser:
     A model without language tags has one direction, of which it may know the languages.
     """
 
-    def __init__(self, config: Config, identifier: LanguageIdentifier | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        identifier: LanguageIdentifier | None = None,
+        *,
+        is_foreign: Callable[[str], bool] = lambda text: False,
+    ) -> None:
+        """Take whether a text is in none of the model's languages as `is_foreign`."""
         self._directions = parse_directions(config.data.directions)
         self._single = Direction(config.data.src_lang, config.data.tgt_lang)
-        self._identifier = identifier
+        self._identifier, self._is_foreign = identifier, is_foreign
 
     @property
     def has_tags(self) -> bool:
@@ -58,6 +65,14 @@ class DirectionChooser:
         for text, language in zip(texts, found, strict=True):
             if len(chosen[language]) > 1 and text.strip():
                 targets = [each.target for each in chosen[language]]
+                if not source and self._is_foreign(text):
+                    raise ConfigError(
+                        [
+                            "a text must be in a language of the model; found "
+                            f"{text!r:.40}, whose characters it does not know; its directions are "
+                            f"{', '.join(map(str, self._directions))}"
+                        ]
+                    )
                 raise ConfigError(
                     [
                         "target_language (--to) must be named where there is a choice; found "

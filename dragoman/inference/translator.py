@@ -30,6 +30,7 @@ from dragoman.inference.line_segments import (
     Segment,
     SegmentedLine,
     check_text_iterable,
+    is_foreign,
     iter_texts,
     split_lines,
 )
@@ -63,7 +64,11 @@ class Translator(TranslationExplainer):
         target_language: str | None = None,
     ) -> None:
         self.calibration = calibration
-        self._chooser = DirectionChooser(config, identifier)
+        self._chooser = DirectionChooser(
+            config,
+            identifier,
+            is_foreign=lambda text: is_foreign(tokenizers.src.encode(text), tokenizers.src),
+        )
         self.target_language = target_language  # of calls that name none
         self._native = model if isinstance(model, NativeEngine) else NativeEngine(lambda: model)
         self.tokenizers, self.config = tokenizers, config

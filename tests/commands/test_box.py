@@ -108,6 +108,13 @@ def test_a_note_warns_of_texts_in_another_language(
     assert (note in "".join(found["notes"])) == (source != "de" or not note)
 
 
+def test_a_text_of_another_script_is_not_taken_for_english(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["translate", "Привет"]) == 2
+    assert "found 'Привет', whose characters it does not know" in capsys.readouterr().err
+
+
 def test_a_named_source_language_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["translate", "--from", "fr", "--json", "你好，世界"]) == 0
     out, err = capsys.readouterr()
