@@ -447,8 +447,8 @@ def _warn_about_script(train: TokenStore, tokenizers: Tokenizers, progress: Prog
     """Warn if a pretrained model's vocabulary lacks the characters of one side."""
     sides = {"src": ("source", tokenizers.src), "tgt": ("target", tokenizers.tgt)}
     for side, (name, tokenizer) in sides.items():
-        count = min(len(train), SAMPLED_PAIRS)
-        ids = np.concatenate([train.ids(side, index) for index in range(count)] or [np.zeros(0)])
+        rows = [train.ids(side, index) for index in range(min(len(train), SAMPLED_PAIRS))]
+        ids = np.concatenate([np.zeros(0, np.int64), *rows])
         unknown = np.isin(ids, list(tokenizer.unknown_ids)).sum() / max(1, len(ids))
         if unknown > MAX_BYTE_FRACTION:
             progress.note(

@@ -13,10 +13,12 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
+from dragoman.cli.app import app, build_command
 from dragoman.config import read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(os.environ.get("DRAGOMAN_DATA", ROOT.parent / "shared" / "data"))
+MODEL = ROOT / "tests" / "fixtures" / "before_renames" / "transformer"
 # Tokens of the references, from the README of the Multi30k repository.
 TOKENS = {
     "test_2016_flickr": {"de": 12_103, "en": 12_968, "fr": 13_988},
@@ -42,6 +44,20 @@ def test_rows_name_rows_and_settings_that_exist(quality):
         read_config(recipe=recipe, overrides=settings)
     ensemble = quality.find_row("m30k_ende_ensemble").needs(1)
     assert sorted(ensemble.values()) == [("m30k_ende", seed) for seed in (1, 2, 3)]
+
+
+def test_commands_of_all_rows_are_parsed(quality, tmp_path):
+    """A misspelt option would end a run on a GPU that was waited for."""
+    commands = build_command(app).commands
+    runner = quality.Runner(data=tmp_path, work=tmp_path, out=tmp_path, jobs=1)
+    for row in quality.ROWS:
+        fields = runner._fields(quality.CORPORA[row.corpus], quality.QualityRun(row, 1))
+        fields |= dict.fromkeys(row.needs(1), str(MODEL))
+        translate = f"{row.models or f'-m {MODEL}'} {row.translate} --input x --output y"
+        lines = {"train": row.train and f"{row.train} --out m", "augment": row.augment}
+        for name, line in (lines | {"translate": translate}).items():
+            if line:
+                commands[name].make_context(name, quality.fill(line, fields))
 
 
 def test_one_seed_gives_the_p_value_of_sacrebleu(quality):
