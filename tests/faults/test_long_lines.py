@@ -184,6 +184,8 @@ def test_a_character_that_was_cut_off_is_dropped(text: str) -> None:
 
 def test_a_truncated_long_line_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Letters:
+        unknown_ids = frozenset[int]()
+
         def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
             return [[5] * len(text) for text in texts]
 
