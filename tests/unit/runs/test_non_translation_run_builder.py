@@ -15,7 +15,7 @@ from language_kit import config_of, lines_of
 from tagging_kit import make_config, make_records
 
 from dragoman.bundle.non_translation_bundle_loader import task_text_files
-from dragoman.config import Config
+from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record, open_records
 from dragoman.errors import ConfigError, DataError, StoppedError
@@ -193,3 +193,83 @@ def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
     assert progress.note.call_args.args == (
         "validation sentences: skipped 1 bad line (valid.jsonl 31)",
     )
+
+
+def prepare_classifier(
+    tmp_path: Path, examples: int, *overrides: str
+) -> tuple[Config, non_translation_run_builder.PreparedTask]:
+    """Return the prepared run of a small recipe on texts of ten words."""
+    path = tmp_path / "train.jsonl"
+    rows = [
+        {"text": " ".join("abcdefghijklmnopqrstuvwxyz"[(row + at) % 26] for at in range(10)), "label": row % 2}
+        for row in range(examples)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = read_config(
+        recipe="kim2014",
+        overrides=[f"data.train={path}", "model.width=16", "classify.filters=4", *overrides],
+    )
+    folder = tmp_path / "text"
+    return config, non_translation_run_builder.prepare_task(config, folder, QuietProgress())
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "rows"),
+    [(20, (3, 5), 4), (300, (40, 79), 4), (4800, (36, 40), 120)],
+)
+def test_few_examples_are_trained_on_in_small_batches(
+    examples: int, steps: tuple[int, int], rows: int, tmp_path: Path
+) -> None:
+    """At least 40 steps per epoch, or batches of a few examples; many examples change nothing."""
+    config, prepared = prepare_classifier(tmp_path, examples, "data.hold_out=0")
+    progress = MagicMock(wraps=QuietProgress())
+    fit = non_translation_run_builder.fit_batch_tokens
+    fitted = fit(config, prepared, keep=(), progress=progress)
+    builder = non_translation_run_builder.TaskBuilder(
+        fitted, prepared, device=torch.device("cpu"), progress=progress
+    )
+    assert steps[0] <= builder.steps_of(1.0) <= steps[1]
+    assert all(len(batch) <= 2 * rows for batch in builder.plan.epoch(0))  # type: ignore[attr-defined]
+    notes = [call.args[0] for call in progress.note.call_args_list]
+    changed = fitted.train.batch_tokens != config.train.batch_tokens
+    assert changed == (examples < 4800) == bool(notes)
+    assert all(f"because {examples} examples are few" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keep"),
+    [
+        ([], ["train.batch_tokens"]),
+        (["train.batch_tokens=1100"], []),
+        (["train.epochs=0", "train.steps=9"], []),
+    ],
+)
+def test_a_batch_size_that_was_set_is_kept(
+    overrides: list[str], keep: list[str], tmp_path: Path
+) -> None:
+    """And that of a run of so many steps, whose number does not depend on it."""
+    config, prepared = prepare_classifier(tmp_path, 60, *overrides)
+    fit = non_translation_run_builder.fit_batch_tokens
+    assert fit(config, prepared, keep=keep, progress=QuietProgress()) == config
+
+
+def test_the_least_time_of_a_step_is_measured_on_a_part_of_its_batch(tmp_path: Path) -> None:
+    """With gradients, whose sums and carried states are left as they were."""
+    config, prepared = prepare_classifier(tmp_path, 400)
+    builder = non_translation_run_builder.TaskBuilder(
+        config, prepared, device=torch.device("cpu"), progress=QuietProgress()
+    )
+    model = builder.build_model()
+    sizes = list[int]()
+    loss = builder.task.loss
+
+    def count(model: torch.nn.Module, batch: Any) -> Any:
+        sizes.append(len(batch.examples))
+        return loss(model, batch)
+
+    builder.task.loss = count  # type: ignore[method-assign]
+    assert builder.min_step_seconds(model) > 0
+    assert sizes == [25, 25]  # of 120: 256 tokens
+    assert all(parameter.grad is None for parameter in model.parameters())
+    builder.device = torch.device("cuda")
+    assert builder.min_step_seconds(model) == 0.0
