@@ -56,6 +56,7 @@ MAX_EXAMPLE_FEATURES = 8  # of an element of a set in the example command
 MAX_HELD_OUT = 1000  # examples held out for validation
 # Recipes plan epochs, of which a small data set would make a handful of steps.
 MIN_STEPS_PER_EPOCH, MIN_BATCH_EXAMPLES = 40, 4
+MIN_SCORED_EXAMPLES = 200  # an accuracy on fewer has a standard error of 3 points
 PROBE_VALIDATION_EXAMPLES = (128, 512)
 SLOW_PROBE_SECONDS = 2.0  # after which a validation is extrapolated from the first examples
 PROBE_STEP_TOKENS = 256  # enough to keep a CPU core busy
@@ -197,21 +198,39 @@ def _describe_skipped(store: InMemoryExamples) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items() if count)
 
 
-def fit_batch_tokens(
+def fit_to_few_examples(
     config: Config, prepared: PreparedTask, *, keep: Collection[str], progress: Progress
 ) -> Config:
-    """Return the settings with batches small enough for MIN_STEPS_PER_EPOCH, where few examples.
+    """Return a recipe's settings for its data: few examples are trained on in smaller batches.
 
-    Only a recipe's own batch size is changed, and only if the recipe plans epochs.
+    Few validation examples do not choose a checkpoint, which would be chance. Settings in `keep`
+    are not changed, nor those that differ from the recipe's.
     """
     train = config.train
-    recipe = catalogue("recipe").load(config.recipe)().train if config.recipe else train
-    if (
-        not train.epochs
-        or "train.batch_tokens" in keep
-        or train.batch_tokens != recipe.batch_tokens
-    ):
+    if not config.recipe or not train.epochs:
         return config
+    recipe = catalogue("recipe").load(config.recipe)().train
+    if train.batch_tokens == recipe.batch_tokens and "train.batch_tokens" not in keep:
+        config = _fit_batch_tokens(config, prepared, progress)
+    scored = prepared.task.num_scored(prepared.valid) if prepared.valid is not None else 0
+    chosen = {"train.best_metric", "train.final_checkpoint", "train.patience"} & set(keep)
+    if (
+        0 < scored < MIN_SCORED_EXAMPLES
+        and not chosen
+        and (train.best_metric, train.final_checkpoint) == (recipe.best_metric, "best")
+        and train.best_metric != "loss"
+    ):
+        progress.note(
+            f"final model: the last checkpoint, because {scored} validation {prepared.task.unit} "
+            "are too few to choose one"
+        )
+        config = config.replace(train={"final_checkpoint": "last"})
+    return config
+
+
+def _fit_batch_tokens(config: Config, prepared: PreparedTask, progress: Progress) -> Config:
+    """Return the settings with batches that are small enough for MIN_STEPS_PER_EPOCH."""
+    train = config.train
     examples, batch_tokens = len(prepared.train), train.batch_tokens
 
     def steps(batch_tokens: int) -> int:

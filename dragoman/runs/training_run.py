@@ -47,7 +47,7 @@ from dragoman.runs.measured_resource_estimate import (
 from dragoman.runs.non_translation_run_builder import (
     PreparedTask,
     TaskBuilder,
-    fit_batch_tokens,
+    fit_to_few_examples,
     prepare_task,
 )
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
@@ -492,7 +492,7 @@ class TrainingRun:
     def _run_builder(self, prepared: Prepared) -> RunBuilder:
         if isinstance(prepared, PreparedTask):
             if not self.has_run:
-                self.config = fit_batch_tokens(
+                self.config = fit_to_few_examples(
                     self.config, prepared, keep=self.explicit_settings, progress=self.progress
                 )
             return TaskBuilder(self.config, prepared, device=self.device, progress=self.progress)

@@ -155,6 +155,10 @@ class TrainingTask(abc.ABC):
             self.evaluate(model, store, device=device, precision=precision, progress=progress)
         )
 
+    def num_scored(self, store: InMemoryExamples) -> int:
+        """Return the number of labels that metrics such as an accuracy are the mean of."""
+        return len(store)
+
     @property
     def tunes_weights(self) -> bool:
         """Whether `finish` tunes weights of a final model, trained or averaged."""

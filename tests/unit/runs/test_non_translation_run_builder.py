@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from language_kit import config_of, lines_of
-from tagging_kit import make_config, make_records
+from tagging_kit import make_config, make_records, make_task
 
 from dragoman.bundle.non_translation_bundle_loader import task_text_files
 from dragoman.config import Config, read_config
@@ -200,8 +200,9 @@ def prepare_classifier(
 ) -> tuple[Config, non_translation_run_builder.PreparedTask]:
     """Return the prepared run of a small recipe on texts of ten words."""
     path = tmp_path / "train.jsonl"
+    letters = "abcdefghijklmnopqrstuvwxyz"
     rows = [
-        {"text": " ".join("abcdefghijklmnopqrstuvwxyz"[(row + at) % 26] for at in range(10)), "label": row % 2}
+        {"text": " ".join(letters[(row + at) % 26] for at in range(10)), "label": row % 2}
         for row in range(examples)
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -223,7 +224,7 @@ def test_few_examples_are_trained_on_in_small_batches(
     """At least 40 steps per epoch, or batches of a few examples; many examples change nothing."""
     config, prepared = prepare_classifier(tmp_path, examples, "data.hold_out=0")
     progress = MagicMock(wraps=QuietProgress())
-    fit = non_translation_run_builder.fit_batch_tokens
+    fit = non_translation_run_builder.fit_to_few_examples
     fitted = fit(config, prepared, keep=(), progress=progress)
     builder = non_translation_run_builder.TaskBuilder(
         fitted, prepared, device=torch.device("cpu"), progress=progress
@@ -249,8 +250,9 @@ def test_a_batch_size_that_was_set_is_kept(
 ) -> None:
     """And that of a run of so many steps, whose number does not depend on it."""
     config, prepared = prepare_classifier(tmp_path, 60, *overrides)
-    fit = non_translation_run_builder.fit_batch_tokens
-    assert fit(config, prepared, keep=keep, progress=QuietProgress()) == config
+    fit = non_translation_run_builder.fit_to_few_examples
+    found = fit(config, prepared, keep=keep, progress=QuietProgress())
+    assert found.train.batch_tokens == config.train.batch_tokens
 
 
 def test_the_least_time_of_a_step_is_measured_on_a_part_of_its_batch(tmp_path: Path) -> None:
@@ -273,3 +275,36 @@ def test_the_least_time_of_a_step_is_measured_on_a_part_of_its_batch(tmp_path: P
     assert all(parameter.grad is None for parameter in model.parameters())
     builder.device = torch.device("cuda")
     assert builder.min_step_seconds(model) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("examples", "overrides", "keep", "chosen"),
+    [
+        (1000, [], [], "last"),
+        (2200, [], [], "best"),
+        (1000, [], ["train.best_metric"], "best"),
+        (1000, ["train.best_metric=loss"], [], "best"),
+        (1000, ["data.hold_out=0"], [], "best"),
+    ],
+)
+def test_few_held_out_examples_choose_no_checkpoint(
+    examples: int, overrides: list[str], keep: list[str], chosen: str, tmp_path: Path
+) -> None:
+    """Unless the metric was chosen; one example in ten is held out."""
+    config, prepared = prepare_classifier(tmp_path, examples, *overrides)
+    progress = MagicMock(wraps=QuietProgress())
+    fitted = non_translation_run_builder.fit_to_few_examples(
+        config, prepared, keep=keep, progress=progress
+    )
+    assert fitted.train.final_checkpoint == chosen
+    notes = [call.args[0] for call in progress.note.call_args_list]
+    assert any("100 validation examples are too few" in note for note in notes) == (
+        chosen == "last"
+    )
+
+
+def test_the_labels_of_a_tagger_are_those_of_its_tokens() -> None:
+    records = make_records(20)
+    task = make_task(records)
+    tokens = sum(len(record.fields["tokens"]) for record in records)
+    assert task.num_scored(task.encode(records)) == tokens > 40
