@@ -56,7 +56,7 @@ MAX_EXAMPLE_FEATURES = 8  # of an element of a set in the example command
 MAX_HELD_OUT = 1000  # examples held out for validation
 # Recipes plan epochs, of which a small data set would make a handful of steps.
 MIN_STEPS_PER_EPOCH, MIN_BATCH_EXAMPLES = 40, 4
-MIN_SCORED_EXAMPLES = 200  # an accuracy on fewer has a standard error of 3 points
+MIN_SCORED_EXAMPLES = 500  # an accuracy on fewer has a standard error of 2 points
 PROBE_VALIDATION_EXAMPLES = (128, 512)
 SLOW_PROBE_SECONDS = 2.0  # after which a validation is extrapolated from the first examples
 PROBE_STEP_TOKENS = 256  # enough to keep a CPU core busy

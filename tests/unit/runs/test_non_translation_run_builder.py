@@ -281,7 +281,7 @@ def test_the_least_time_of_a_step_is_measured_on_a_part_of_its_batch(tmp_path: P
     ("examples", "overrides", "keep", "chosen"),
     [
         (1000, [], [], "last"),
-        (2200, [], [], "best"),
+        (5200, [], [], "best"),
         (1000, [], ["train.best_metric"], "best"),
         (1000, ["train.best_metric=loss"], [], "best"),
         (1000, ["data.hold_out=0"], [], "best"),
