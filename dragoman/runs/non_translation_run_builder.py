@@ -31,6 +31,7 @@ from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, RecordFiles, open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.registry import catalogue
+from dragoman.runs.auto_config import MIN_TRAIN_STEPS
 from dragoman.runs.base_run_builder import DataSummary, RunBuilder
 from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
@@ -298,9 +299,11 @@ class TaskBuilder(RunBuilder):
         return tokens * self.config.train.gradient_accumulation / count
 
     def max_useful_steps(self) -> int:
-        """Return the steps of the recipe, or of its epochs."""
-        train = self.config.train
-        return self.steps_of(train.epochs) if train.epochs else train.steps
+        """Return the steps of the recipe, or of its epochs; fewer for a small text."""
+        train, most = self.config.train, self.task.max_epochs
+        if train.epochs:
+            return self.steps_of(train.epochs)
+        return min(train.steps, max(MIN_TRAIN_STEPS, self.steps_of(most))) if most else train.steps
 
     def data_summary(self) -> DataSummary:
         """Return the numbers of examples, and the sizes of vocabularies and label sets."""

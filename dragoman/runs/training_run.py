@@ -566,6 +566,12 @@ class TrainingRun:
             )
             builder.config = self.config
             estimate = estimate.with_steps(self.config.train.steps)
+        elif self.config.task != TRANSLATE and self._steps_are_default:
+            self.config = limit_steps(
+                self.config, builder.max_useful_steps(), keep=self.explicit_settings
+            )
+            builder.config = self.config
+            estimate = estimate.with_steps(self.config.train.steps)
         if not self.time_budget.is_limited and not (self._steps_are_default and self._epochs):
             return estimate
         if self.time_budget.is_limited:

@@ -62,6 +62,7 @@ class TrainingTask(abc.ABC):
     # Metrics of validation besides "loss", and whether higher is better.
     metrics: ClassVar[Mapping[str, bool]] = {}
     unit: ClassVar[str] = "examples"  # the unit of an epoch, in messages
+    max_epochs: ClassVar[float] = 0.0  # of a recipe's own number of steps; 0 for any number
 
     def __init__(self, config: Config, text: Any) -> None:
         self.config, self.text = config, text

@@ -308,3 +308,21 @@ def test_the_labels_of_a_tagger_are_those_of_its_tokens() -> None:
     task = make_task(records)
     tokens = sum(len(record.fields["tokens"]) for record in records)
     assert task.num_scored(task.encode(records)) == tokens > 40
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "epochs"), [(40, 50_000, 200.0), (4, 50_000, 200.0), (40, 9, 0.0)]
+)
+def test_a_small_text_is_read_two_hundred_times_at_most(
+    lines: int, given: int, epochs: float, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.txt"
+    train.write_text("".join(f"{line}\n" for line in lines_of(lines)))
+    config = config_of("transformer", language={"segment": 16}).replace(
+        data={"train": str(train), "hold_out": 0}, train={"steps": given, "batch_tokens": 64}
+    )
+    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+    builder = non_translation_run_builder.TaskBuilder(
+        config, prepared, device=torch.device("cpu"), progress=QuietProgress()
+    )
+    assert builder.max_useful_steps() == (builder.steps_of(epochs) if epochs else given)
