@@ -31,6 +31,27 @@ def test_best_metrics_have_the_direction_of_their_task() -> None:
     assert not {name for name, higher in directions.items() if higher} & LOWER_IS_BETTER
 
 
+@pytest.mark.parametrize(
+    ("by", "first", "second", "better"),
+    [
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.6, "loss": 2.0}, True),
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 0.9}, True),
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 1.0}, False),
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.4, "loss": 0.1}, False),
+        ("perplexity", {"perplexity": 3.0, "loss": 1.0}, {"perplexity": 3.0, "loss": 0.9}, True),
+        ("accuracy", {"accuracy": 0.5}, {"accuracy": 0.5}, False),
+    ],
+)
+def test_of_equal_metrics_the_lower_loss_is_better(
+    by: str, first: dict[str, float], second: dict[str, float], better: bool
+) -> None:
+    state = TrainerState(max_steps=10)
+    assert state.record_validation(1, first, by)
+    assert state.record_validation(2, second, by) == better
+    assert state.best["step"] == (2 if better else 1)
+    assert state.validations_since_best == (0 if better else 1)
+
+
 def test_ten_bad_steps_in_a_row_are_divergence_and_nine_are_not() -> None:
     watch = DivergenceDetector()
     assert [watch.record_skip(update) for update in range(1, MAX_CONSECUTIVE_SKIPS)] == [False] * (
