@@ -20,7 +20,7 @@ from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.search_interface import search
+from dragoman.decoding.search_strategy_and_backend import search
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, convert_model
 from dragoman.inference.line_segments import Segment
