@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import string
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -139,6 +140,19 @@ def join_modules(folder: Path, entry: str = "main.js") -> str:
     return f"(({_GLOBALS}) => {{\n{body}}})({_GLOBALS});"
 
 
+def shorten_properties(styles: str, scripts: str) -> str:
+    """Return the style sheet with short names for the custom properties that scripts do not use."""
+    used = set(re.findall(r"--([a-z][\w-]*)", scripts))
+    for found in re.finditer(r"\bvar: \{([^}]*)\}", scripts):
+        used.update(re.findall(r"(\w+):", found[1]))
+    families = tuple(re.findall(r"themeColor\(`([a-z]+-)\$", scripts))
+    names = dict.fromkeys(re.findall(r"--([a-z][\w-]*)", styles))
+    free = [name for name in names if name not in used and not name.startswith(families)]
+    letters = (a + b for a in ("", *string.ascii_lowercase) for b in string.ascii_lowercase)
+    short = dict(zip(free, (each for each in letters if each not in names)))
+    return re.sub(r"--([a-z][\w-]*)", lambda each: f"--{short.get(each[1], each[1])}", styles)
+
+
 def check_minifier() -> None:
     """Raise RuntimeError if the minifier is not the one that wrote the committed page."""
     pinned = re.search(rf"^{MINIFIER}==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -180,9 +194,11 @@ def build_page(folder: Path = SOURCE_DIR) -> dict[str, str]:
 
     minify.config(_HTML_OPTIONS)
     styles = "".join((folder / name).read_text(encoding="utf-8") for name in STYLESHEETS)
+    script = join_modules(folder / "js")
+    styles = shorten_properties(minify.string("text/css", styles), script)
     return {
-        "explorer.css": minify.string("text/css", styles) + "\n",
-        "explorer.js": minify.string("application/javascript", join_modules(folder / "js")) + "\n",
+        "explorer.css": styles + "\n",
+        "explorer.js": minify.string("application/javascript", script) + "\n",
         "index.html": minify.string("text/html", link_built_files(folder)) + "\n",
     }
 

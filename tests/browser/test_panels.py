@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_kit import open_context, open_page, wait_until
+from page_kit import open_context, open_page, wait_for_head_maps, wait_until
 from synthetic import encode, make_explanation
 
 from dragoman.explore.html_export import export_html
@@ -130,22 +130,15 @@ def test_axis_titles_name_what_is_on_them(show, explanation):
 @pytest.mark.parametrize("dark", [False, True])
 def test_thumbnails_have_the_colour_of_their_weights(show, explanation, dark):
     page, _, problems = show(explanation, "v=heads", dark=dark)
-    page.locator("#panel-heads").scroll_into_view_if_needed()
-    page.locator(".head-cell canvas[width='1']").first.wait_for(state="detached")
-    pixels = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
-      const canvas = cell.querySelector('canvas');
-      const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-      return [cell.dataset.head, [canvas.height, canvas.width, [...data]]];
-    }))""")
-    assert len(pixels) == sum(site["heads"] for site in explanation["sites"])
+    maps = wait_for_head_maps(page)
+    assert len(maps) == sum(site["heads"] for site in explanation["sites"])
     table: dict[int, tuple[int, ...]] = {}
-    for name, (height, width, data) in pixels.items():
+    for name, colours in maps.items():
         site, head = name.split(".")
         weights = decode(explanation, f"{site}.w")[int(head)]
-        assert weights.shape == (height, width)
-        codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)
-        colours = np.array(data).reshape(height, width, 4)
-        for code, colour in zip(codes.ravel(), colours.reshape(-1, 4)):
+        rows, columns = (np.arange(50) * count // 50 for count in weights.shape)
+        codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)[rows][:, columns]
+        for code, colour in zip(codes.ravel(), colours.reshape(-1, 3)):
             assert table.setdefault(int(code), tuple(colour)) == tuple(colour)
     # One hue by luminance: a larger weight is never less different from no weight.
     light = np.array([0.2126, 0.7152, 0.0722])
@@ -479,7 +472,7 @@ def test_canvases_are_hidden_from_assistive_technology(show, explanation):
         "[...document.querySelectorAll('canvas')].filter((each) => !each.closest('[aria-hidden=true]')).length"
     )
     assert shown == 0
-    assert page.locator("canvas").count() > 24
+    assert page.locator("canvas").count() >= 3
 
 
 @pytest.mark.parametrize("width", [320, 1280])
@@ -544,11 +537,9 @@ def test_a_note_on_attribution_takes_no_method_away(show):
 
 def test_heads_out_of_sight_are_drawn_too(show):
     page, _, problems = show(make_explanation(layers=4, heads=8), width=400)
-    wait_until(
-        page,
-        "() => [...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)",
-    )
-    assert page.locator(".head-cell canvas").count() == 96
+    maps = wait_for_head_maps(page)
+    assert len(maps) == 96
+    assert all(len(np.unique(each.reshape(-1, 3), axis=0)) > 5 for each in maps.values())
     assert problems == []
 
 
