@@ -46,7 +46,7 @@ def test_maps_follow_the_measure_and_the_explanation(context):
     """Maps of the sentence before are gone as soon as another one is shown."""
     explanation = make_explanation(source_length=12, target_length=9, layers=1, heads=2)
     other = make_explanation(source_length=6, target_length=7, layers=2, heads=3)
-    page, server, problems = open_page(context, explanation, answers={"explain": lambda _: other})
+    page, _, problems = open_page(context, explanation, answers={"explain": lambda _: other})
     weights = wait_for_head_maps(page)
     page.locator(".head-cell").first.focus()
     page.keyboard.press("m")
