@@ -40,8 +40,9 @@ _FORBIDDEN = (
     (re.compile(r"\bimport(?:\(|\.meta).*"), "a static import"),
     (re.compile(r"</script|<!--", re.IGNORECASE), "text that can stand in an HTML script"),
 )
-_GLOBALS = (
-    "Array, Boolean, Math, Number, Object, String, document"  # as parameters they get short names
+_GLOBALS = (  # as parameters they get short names
+    "Array, Boolean, Float32Array, Math, Number, Object, Set, String, Uint32Array, Uint8Array, "
+    "document, encodeURIComponent, location"
 )
 _CONST = re.compile(r"^( *(?:for (?:await )?\()?)const ", re.MULTILINE)
 _HTML_OPTIONS = {  # markup that `html_export` and parsers of XML-like HTML find

@@ -258,13 +258,16 @@ class ExplorerSession:
         return found
 
     def attribute(self, entry: StoredExplanation, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the attribution of another method and its tensors."""
+        """Return the attribution of a method, of one token or all, and its tensors."""
         from dragoman.explain.explanation_json import encode_tensor
 
         predictor = self._require_own(entry)
-        method = read_attribute_request(body)
+        # Of other tasks than translation every token is attributed at once.
+        num_steps = len(entry.explanation.steps) if self.task == "translate" else 0
+        method, step = read_attribute_request(body, num_steps=num_steps)
+        options = {} if step is None else {"step": step}
         with as_request_errors():
-            attribution, arrays = predictor.attribute(entry.explanation, method)
+            attribution, arrays = predictor.attribute(entry.explanation, method, **options)
         return {
             "attribution": dataclasses.asdict(attribution),
             "tensors": {name: encode_tensor(array) for name, array in arrays.items()},

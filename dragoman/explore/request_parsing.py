@@ -150,14 +150,16 @@ def read_off_request(
     return heads
 
 
-def read_attribute_request(body: Mapping[str, Any]) -> str:
-    """Return the attribution method."""
-    _reject_unknown(body, {"method"})
+def read_attribute_request(
+    body: Mapping[str, Any], *, num_steps: int = 0
+) -> tuple[str, int | None]:
+    """Return the attribution method, and the step of the one token that is attributed or None."""
+    _reject_unknown(body, {"method", "step"})
     method = body.get("method")
     if not isinstance(method, str) or method not in METHODS:
         found = repr(method) if isinstance(method, str) else _type_name(method)
         raise RequestError(400, f"method must be one of {', '.join(METHODS)}; found {found:.60}.")
-    return method
+    return method, _read_int(body, "step", 0, num_steps - 1) if "step" in body else None
 
 
 def read_region(query: Mapping[str, str]) -> Region:

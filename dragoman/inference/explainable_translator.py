@@ -14,7 +14,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.attention_and_logit_capture import locate_sites
-from dragoman.explain.attribution import attribute_tokens, attribution_fields
+from dragoman.explain.attribution import attribute_one, attribute_tokens, attribution_fields
 from dragoman.explain.explanation import Ablation, Array, Attribution
 from dragoman.explain.head_ablation import (
     ablate_heads,
@@ -203,16 +203,21 @@ class TranslationExplainer(abc.ABC):
         )
 
     def attribute(
-        self, explanation: Explanation, method: str
+        self, explanation: Explanation, method: str, *, step: int | None = None
     ) -> tuple[Attribution, dict[str, Array]]:
         """Return the attribution of an explanation's target by a method, and its arrays.
 
         The methods are attention_x_gradient, input_x_gradient, integrated_gradients, value_zeroing
-        and occlusion.
+        and occlusion; the first two can be of one target token, `step`: other rows are zero.
         """
         pair, off = self._forced_target(explanation), explanation.request.get("off", ())
         with self._native.single_threaded(), self._heads_off(off, pair.src_length):
-            return attribution_fields(attribute_tokens(pair, method))
+            found = (
+                attribute_tokens(pair, method)
+                if step is None
+                else attribute_one(pair, method, step)
+            )
+        return attribution_fields(found)
 
     def head_effects(self, explanation: Explanation) -> Iterator[tuple[str, float]]:
         """Yield each head with the change of the target's log-probability without it.

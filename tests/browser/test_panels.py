@@ -373,6 +373,35 @@ def test_another_attribution_is_asked_of_the_model(show, explanation):
     assert problems == []
 
 
+def test_a_long_text_is_attributed_token_by_token(show):
+    """The selected token alone is asked for, once; other tokens show attention until then."""
+    explanation = make_explanation(missing={"attribution": "A long text."})
+    explanation["model"]["attributions"] = ["input_x_gradient", "occlusion"]
+    shape = [len(explanation[side]["tokens"]) for side in ("target", "source")]
+    whole = np.abs(np.random.default_rng(8).normal(0, 1, shape)).astype(np.float32)
+
+    def attribute(body: dict[str, Any]) -> dict[str, Any]:
+        row = np.zeros_like(whole)
+        row[body["step"]] = whole[body["step"]]
+        fields = {"method": body["method"], "source": "ixg.s", "target": None, "signed": True}
+        return {"attribution": {**fields, "gap": None}, "tensors": {"ixg.s": encode(row, "f32")}}
+
+    page, server, problems = show(explanation, "t=2", {"attribute": attribute})
+    for step in (2, 5, 2, 3):
+        page.locator(f"#target-{step}").click()
+        page.locator(".sources-table thead", has_text="Input × gradient").wait_for()
+        wait_until(page, "() => !document.body.dataset.busy")
+        sources = page.evaluate(CELLS, ".sources-table")
+        assert [number(row[1]) for row in sources] == pytest.approx(whole[step], abs=0.0006)
+        strongest = explanation["source"]["tokens"][int(whole[step, :-1].argmax())]["text"].strip()
+        assert strongest in page.inner_text("#panel-strip .reading")
+        assert "of the attribution" in page.inner_text("#panel-strip .reading")
+    asked = [body for path, body in server.requests if path.endswith("attribute")]
+    assert [body["step"] for body in asked] == [2, 5, 3]
+    assert {body["method"] for body in asked} == {"input_x_gradient"}
+    assert problems == []
+
+
 def test_positions_have_their_numbers(show, explanation):
     page, _, problems = show(explanation, "v=positions")
     panel = page.locator("#panel-positions")
@@ -460,7 +489,9 @@ def test_missing_parts_are_reported(show):
         "positions": "This model has no positions.",
         "attribution": "Nothing was attributed.",
     }
-    page, _, problems = show(make_explanation(missing=missing))
+    explanation = make_explanation(missing=missing)
+    explanation["missing"] = {key: each for key, each in missing.items() if key != "attribution"}
+    page, _, problems = show(explanation)
     for panel in ("heads", "head", "token", "positions"):
         assert missing[panel] in page.locator(f"#panel-{panel}").inner_text()
     assert problems == []

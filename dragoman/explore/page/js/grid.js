@@ -226,15 +226,14 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
 
   // Draw while nothing else is to do, then show all maps at once.
   function drawRest(deadline) {
-    if (done === names.length) return;
+    idle = 0;
     while (done < names.length && (deadline.didTimeout || deadline.timeRemaining() >= 2)) draw(done++);
     if (done < names.length) drawLater();
-    else sheet.replaceSync(`.head-cell i{background-image:url(${picture.address()})}`);
+    else if (filled) sheet.replaceSync(`.head-cell i{background-image:url(${picture.address()})}`);
   }
 
   function drawLater() {
-    globalThis.cancelIdleCallback?.(idle);
-    idle = whenIdle(drawRest, { timeout: 500 });
+    idle ||= whenIdle(drawRest, { timeout: 500 });
   }
 
   function redraw() {

@@ -1,5 +1,6 @@
 // Every visible string, in English and Chinese; a module adds its own at its top. English of what stands in index.html
 // is taken from there: such a key has only its Chinese string here.
+import { rootElement } from './dom.js';
 
 const I18N_TABLES = { en: {}, zh: {} };
 const i18nPlaces = () => document.querySelectorAll('[data-i18n], [data-i18n-label]');
@@ -39,7 +40,7 @@ export const currentLanguage = () => i18nLanguage;
 // Use "en", "zh", or for "" what the browser asks for; also names the elements with data-i18n.
 export function setLanguage(wanted) {
   i18nLanguage = /^zh/i.test(wanted || navigator.language) ? 'zh' : 'en';
-  document.documentElement.lang = i18nLanguage === 'zh' ? 'zh-Hans' : 'en';
+  rootElement.lang = i18nLanguage === 'zh' ? 'zh-Hans' : 'en';
   for (const place of i18nPlaces()) {
     const { i18n, i18nLabel } = place.dataset;
     if (i18n) place.textContent = translate(i18n);

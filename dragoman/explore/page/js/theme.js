@@ -1,4 +1,5 @@
 // Light, dark or the system's choice, and the theme's colours for canvases.
+import { byId, rootElement } from './dom.js';
 import { translate } from './i18n.js';
 
 const THEMES = ['auto', 'light', 'dark'];
@@ -16,7 +17,7 @@ function themeStorage(value) {
 }
 
 function themeApply(button) {
-  const root = document.documentElement;
+  const root = rootElement;
   if (themeChoice === 'auto') delete root.dataset.theme;
   else root.dataset.theme = themeChoice;
   button.textContent = translate(`page.theme.${themeChoice}`);
@@ -30,7 +31,7 @@ export function onTheme(listener) {
 
 // A custom property of app.css, without its dashes ("accent"), as a colour that a canvas understands.
 export function themeColor(name) {
-  const probe = document.getElementById('live');
+  const probe = byId('live');
   probe.style.color = `var(--${name})`;
   const color = getComputedStyle(probe).color;
   probe.style.color = '';

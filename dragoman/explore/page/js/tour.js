@@ -1,5 +1,5 @@
 // Eight steps over the person's own sentence; every number and word in them is computed from the explanation.
-import { make, setChildren } from './dom.js';
+import { make, rootElement, setChildren } from './dom.js';
 import { addTexts, formatChange, translate } from './i18n.js';
 import { formatPart } from './strip.js';
 import { beamScores, buildBeam } from './beam.js';
@@ -223,7 +223,7 @@ export function mountTour(body, { store, api, current, onExplanation, announce }
   // How much of the window the card covers, so that panels stop below it.
   function measureCard() {
     const height = store.get().tour === null ? 0 : section.offsetHeight;
-    document.documentElement.style.setProperty('--tour', `${height}px`);
+    rootElement.style.setProperty('--tour', `${height}px`);
   }
 
   function go(ex, at, push = true) {
