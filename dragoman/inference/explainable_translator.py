@@ -116,6 +116,9 @@ class TranslationExplainer(abc.ABC):
             chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator
         segment, config, count = self._first_segment(text, chosen)
+        is_foreign = self.tokenizers.src.unknown_fraction(segment.src) > 0.5
+        if is_foreign and not chosen.source_language:
+            config = config.replace(data={"src_lang": ""})  # whatever was identified, it is not
         if self.engine is not self._native:
             batches.log_native_fallback("cannot record or edit attention")
         strategy = chosen.strategy(self.config.decode)
@@ -156,6 +159,11 @@ class TranslationExplainer(abc.ABC):
                         "seed": chosen.seed if chosen.sample else None,
                     },
                 )
+        if is_foreign:
+            explanation.missing["text"] = (
+                "Most characters of this text are not in the model's vocabulary: it is in none of "
+                "the model's languages, and the output means little."
+            )
         if count > 1:
             explanation.missing["text"] = (
                 f"Segment 1 of {count:,} is explained: the text has more than the "
