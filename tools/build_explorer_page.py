@@ -142,8 +142,12 @@ def join_modules(folder: Path, entry: str = "main.js") -> str:
 
 
 def shorten_properties(styles: str, scripts: str) -> str:
-    """Return the style sheet with short names for the custom properties that scripts do not use."""
+    """Return the style sheet with short custom properties, as the minifier leaves them alone:
+    without spaces after commas, and with short names where no script uses them.
+    """
+    styles = re.sub(r"--[\w-]+:[^;}]*", lambda each: re.sub(r",\s+", ",", each[0]), styles)
     used = set(re.findall(r"--([a-z][\w-]*)", scripts))
+    used.update(re.findall(r"'([a-z]+-[\w-]*)'", scripts))  # 'accent-soft', for `themeColor`
     for found in re.finditer(r"\bvar: \{([^}]*)\}", scripts):
         used.update(re.findall(r"(\w+):", found[1]))
     families = tuple(re.findall(r"themeColor\(`([a-z]+-)\$", scripts))

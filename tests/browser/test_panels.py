@@ -20,6 +20,8 @@ TABLE = """async () => {
   const { cellImage } = await import('./static/js/draw.js');
   return [...cellImage(Float32Array.from({ length: 256 }, (_, i) => (i / 255) ** 2), 0, 1, 256).data];
 }"""
+PICTURES = """() => [...document.querySelectorAll('main canvas')].map((each) => each.toDataURL())
+  .concat(getComputedStyle(document.querySelector('.head-cell i')).backgroundImage)"""
 CENTRES = """([rows, columns]) => {
   const [left, top, cell] = document.querySelector('.matrix').dataset.cells.split(' ').map(Number);
   const context = document.querySelector('.matrix-canvas').getContext('2d');
@@ -165,10 +167,13 @@ def test_the_built_page_shows_what_its_sources_show(show, explanation):
     for from_sources in (False, True):
         page, _, problems = show(explanation, "h=x1.0&t=2&s=1", from_sources=from_sources)
         open_tables(page)
-        shown.append(page.locator("body").inner_text())
+        wait_for_head_maps(page)
+        shown.append((page.locator("body").inner_text(), page.evaluate(PICTURES)))
         assert problems == []
     assert shown[0] == shown[1]
-    assert len(shown[0]) > 3000
+    text, pictures = shown[0]
+    assert len(text) > 3000
+    assert len(pictures) >= 4
 
 
 def test_keys_move_the_cursor_and_the_selection(show, explanation):

@@ -110,7 +110,7 @@ export function tilePicture(count, side, across) {
     // The picture as an address.
     address() {
       palette().heat.forEach((colour, i) => head.setUint32(54 + 4 * i, colour << 8));
-      return `data:image/bmp;base64,${file.toBase64?.() ?? btoa(Array.from(file, (byte) => String.fromCharCode(byte)).join(''))}`;
+      return `data:image/bmp;base64,${file.toBase64?.() ?? btoa(file.reduce((text, byte) => text + String.fromCharCode(byte), ''))}`;
     },
   };
 }
