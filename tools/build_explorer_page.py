@@ -44,6 +44,11 @@ _GLOBALS = (  # as parameters they get short names
     "Array, Boolean, Float32Array, Math, Number, Object, Set, String, Uint32Array, Uint8Array, "
     "document, encodeURIComponent, location"
 )
+_MEMBERS = re.compile(  # of objects that modules hand to each other; in no browser and no JSON
+    r"\b(addAttribution|announce|attentionMean|attributionRow|colLabels|crossRow|crossSites|headEffect"
+    r"|hasClasses|headSummary|isPooled|onExplanation|outputToken|rowLabels|siteMatrix|sourceWeights"
+    r"|strongestHead)\b"
+)
 _CONST = re.compile(r"^( *(?:for (?:await )?\()?)const ", re.MULTILINE)
 _HTML_OPTIONS = {  # markup that `html_export` and parsers of XML-like HTML find
     "html-keep-default-attr-vals": True,
@@ -136,6 +141,10 @@ def join_modules(folder: Path, entry: str = "main.js") -> str:
     """Return one function with everything that `entry` needs, in the order of the imports."""
     modules = read_modules(folder)
     body = "".join(modules[name].body for name in order_modules(modules, entry))
+    if quoted := re.search(rf"""['"`]{_MEMBERS.pattern}['"`]""", body):
+        raise ValueError(f"a member whose name is shortened must not be quoted; found {quoted[0]}")
+    short: dict[str, str] = {}
+    body = _MEMBERS.sub(lambda each: short.setdefault(each[0], f"${len(short):x}"), body)
     # No module assigns to a const, and `let` is shorter.
     body = _CONST.sub(r"\1let ", body)
     return f"(({_GLOBALS}) => {{\n{body}}})({_GLOBALS});"

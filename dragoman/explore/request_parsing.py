@@ -61,6 +61,7 @@ class ExplainRequest:
     prefix_ids: tuple[int, ...] = ()
     reference: str | None = None
     off: tuple[str, ...] = ()
+    target_language: str | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options of `explain` that differ from the model's own settings."""
@@ -71,6 +72,7 @@ class ExplainRequest:
             "prefix_ids": list(self.prefix_ids) or None,
             "reference": self.reference,
             "off": list(self.off) or None,
+            "target_language": self.target_language,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -115,6 +117,8 @@ def read_explain_request(body: Mapping[str, Any]) -> ExplainRequest:
         prefix_ids=_optional(body, "prefix_ids", lambda name: _read_ids(body, name)) or (),
         reference=_optional(body, "reference", lambda name: _read_text(body, name)) or None,
         off=_optional(body, "off", lambda name: _read_heads(body, name)) or (),
+        target_language=_optional(body, "target_language", lambda name: _read_text(body, name))
+        or None,
     )
     if request.prefix and request.prefix_ids:
         raise RequestError(400, "prefix and prefix_ids exclude each other; found both; keep one.")

@@ -100,6 +100,7 @@ class FakeServer:
             result: Any = {
                 "model": model,
                 "task": "translate",
+                "targets": model.get("targets", []),
                 "examples": ["The house is old.", "She keeps the keys."],
                 "limits": {"characters": 2000, "beam": 16},
                 "explanation": self.first,

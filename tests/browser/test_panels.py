@@ -717,6 +717,31 @@ def test_an_address_that_the_server_has_forgotten_still_opens_the_page(show):
     assert page.is_visible("#ask-text")
 
 
+def test_the_target_language_is_chosen_where_there_are_several(show, explanation):
+    explanation = {**explanation, "model": {**explanation["model"], "targets": ["de", "fr"]}}
+    answers = {"explain": lambda _: explanation}
+    page, server, problems = show(explanation, "", answers)
+    chosen = page.get_by_label("Translate into")
+    assert chosen.locator("option").all_inner_texts() == ["automatic", "German", "French"]
+    for language in ("", "fr"):
+        chosen.select_option(language)
+        page.get_by_role("button", name="Translate").click()
+        wait_until(page, "() => !document.body.dataset.busy")
+    page.locator("#tool-lang").click()  # the choice survives another language of the page
+    assert page.locator("#ask-to").input_value() == "fr"
+    bodies = [body for path, body in server.requests if path == "explain"]
+    assert [body.get("target_language") for body in bodies] == [None, "fr"]
+    assert problems == []
+
+
+def test_a_server_that_is_gone_is_named(show, explanation):
+    page, _, _ = show(explanation)
+    page.route("**/api/**", lambda route: route.abort())
+    page.get_by_role("button", name="Translate").click()
+    page.get_by_text("The server does not answer").wait_for()
+    assert page.locator("#target-1").is_visible()
+
+
 def test_the_page_says_that_it_is_working_and_takes_no_second_request(show):
     explanation = make_explanation()
     page, server, problems = show(explanation, "", {"explain": lambda _: make_explanation(seed=4)})

@@ -1,12 +1,15 @@
 // What a served page can ask its model; null in a file.
 import { decodeExplanation } from './data.js';
 import { byId } from './dom.js';
+import { translate } from './i18n.js';
 
 async function apiCall(path, body) {
   const response = await fetch(new URL(`api/${path}`, document.baseURI), body && {
     method: 'POST',
     headers: { 'Content-Type': 'application/json' },
     body: JSON.stringify(body),
+  }).catch(() => {
+    throw new Error(translate('page.gone'));
   });
   if (response.ok) return response;
   // Where the answer is not JSON, the status line is all there is.

@@ -91,6 +91,7 @@ addTexts('page', {
   foot: ['The model computed every number here for this text. Attention shows what a head reads, not why the model chose its output.', '本页的数字都是模型为这段文字算出的。注意力说明一个头在读什么，不是模型这样输出的原因。'],
   checks: ['Recorded and ordinary forward pass differ by at most {capture}.', '记录时与普通前向计算最多相差 {capture}。'],
   failed: ['That did not work: {error}', '没有成功：{error}'],
+  gone: ['The server does not answer: was it stopped?', '服务器没有应答。'],
   loading: ['Working…', '计算中…'],
   builtIn: ['built-in model', '内置模型'],
   close: ['Close', '关闭'],
