@@ -296,6 +296,25 @@ def test_other_parts_can_be_switched_off(context):
     assert problems == []
 
 
+def test_a_dark_page_prints_light_pictures(browser):
+    explanation = make_explanation(layers=1, heads=1)
+    shown = []
+    for dark in (False, True):
+        context = open_context(browser, dark=dark)
+        page, _, problems = open_page(context, explanation, "h=x0.0")
+        wait_for_head_maps(page)
+        for event in ("beforeprint", "afterprint"):
+            page.evaluate("(event) => { dispatchEvent(new Event(event)); }", event)
+            page.wait_for_timeout(100 if event == "beforeprint" else 500)
+            canvas = page.evaluate("document.querySelector('.matrix-canvas').toDataURL()")
+            shown.append((read_head_maps(page)["x0.0"].tolist(), canvas))
+        assert problems == []
+        context.close()
+    light, light_after, printed, dark_after = shown
+    assert light == light_after == printed
+    assert all(one != other for one, other in zip(printed, dark_after))
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_colours_follow_theme_and_forced_colours(browser, forced):
     explanation = make_explanation(layers=1, heads=1)

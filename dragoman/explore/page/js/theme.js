@@ -5,6 +5,7 @@ import { translate } from './i18n.js';
 const THEMES = ['auto', 'light', 'dark'];
 const themeListeners = new Set();
 let themeChoice = 'auto';
+let themeOfPrint = '';
 
 function themeStorage(value) {
   try {
@@ -17,9 +18,9 @@ function themeStorage(value) {
 }
 
 function themeApply(button) {
-  const root = rootElement;
-  if (themeChoice === 'auto') delete root.dataset.theme;
-  else root.dataset.theme = themeChoice;
+  const theme = themeOfPrint || themeChoice;
+  if (theme === 'auto') delete rootElement.dataset.theme;
+  else rootElement.dataset.theme = theme;
   button.textContent = translate(`page.theme.${themeChoice}`);
   for (const listener of themeListeners) listener();
 }
@@ -48,6 +49,13 @@ export function connectTheme(button) {
   });
   for (const query of ['(prefers-color-scheme: dark)', '(forced-colors: active)']) {
     matchMedia(query).addEventListener('change', () => themeApply(button));
+  }
+  // Paper is light, and canvases have no print style.
+  for (const [event, theme] of [['beforeprint', 'light'], ['afterprint', '']]) {
+    addEventListener(event, () => {
+      themeOfPrint = theme;
+      themeApply(button);
+    });
   }
   themeApply(button);
   return () => themeApply(button);
