@@ -15,6 +15,11 @@ from synthetic import make_explanation
 from test_accessibility import probability
 from test_panels import CELLS, decode, number
 
+PRESS = """(selectors) => selectors.forEach((selector) => {
+  const found = document.querySelector(selector);
+  found.focus();
+  found.click();
+})"""
 LIVE = "document.getElementById('live').textContent"
 GROUPS = {"e": "Encoder self-attention", "d": "Decoder self-attention", "x": "Cross-attention"}
 
@@ -34,9 +39,9 @@ class Reader:
         self.parts = sizes / sizes.sum(1, keepdims=True)
         self.strongest = sizes[:, : len(self.source) - 1].argmax(1)
 
-    def press(self, selector: str) -> None:
-        """Focus an element and press it."""
-        self.page.locator(selector).evaluate("(each) => { each.focus(); each.click(); }")
+    def press(self, *selectors: str) -> None:
+        """Focus and press elements, one after the other."""
+        self.page.evaluate(PRESS, selectors)
 
     def name_of(self, selector: str) -> str:
         """Return the accessible name of an element, as the browser's tree has it."""
@@ -64,14 +69,12 @@ class Reader:
 
     def step_forward(self, draw: random.Random) -> tuple[str, str]:
         t = draw.randrange(len(self.target) - 1)
-        self.press(f"#target-{t}")
-        self.press("#panel-strip .clock button[aria-label='One step forward']")
+        self.press(f"#target-{t}", "#panel-strip .clock button[aria-label='One step forward']")
         return self.announced(), self.target_name(t + 1)
 
     def source_token(self, draw: random.Random) -> tuple[str, str]:
         t, s = draw.randrange(len(self.target)), draw.randrange(len(self.source))
-        self.press(f"#target-{t}")
-        self.press(f"#source-{s}")
+        self.press(f"#target-{t}", f"#source-{s}")
         part = self.parts[t, s]
         percent = "<1" if 0 < part < 0.01 else math.floor(100 * part + 0.5)
         expected = (
@@ -103,9 +106,7 @@ class Reader:
     def matrix_cell(self, draw: random.Random) -> tuple[str, str]:
         layer, head = draw.randrange(2), draw.randrange(2)
         t, s = draw.randrange(len(self.target) - 1), draw.randrange(len(self.source) - 1)
-        self.press(f".head-cell[data-head='x{layer}.{head}']")
-        self.press(f"#target-{t}")
-        self.press(f"#source-{s}")
+        self.press(f".head-cell[data-head='x{layer}.{head}']", f"#target-{t}", f"#source-{s}")
         self.page.locator("#panel-head .matrix").focus()
         key, t, s = draw.choice([("ArrowDown", t + 1, s), ("ArrowRight", t, s + 1)])
         self.page.keyboard.press(key)
