@@ -734,6 +734,19 @@ def test_the_target_language_is_chosen_where_there_are_several(show, explanation
     assert problems == []
 
 
+def test_alternatives_take_one_line_each(show, explanation):
+    steps = [dict(each) for each in explanation["steps"]]
+    top = [list(each) for each in steps[2]["top"]]
+    top[-1][2] = -9.0
+    steps[2]["top"] = top
+    page, _, _ = show({**explanation, "steps": steps}, "t=2")
+    assert "<0.001" in page.inner_text("[role=listbox]")
+    heights = page.evaluate(
+        "[...document.querySelectorAll('[role=option]')].map((each) => each.offsetHeight)"
+    )
+    assert len(set(heights)) == 1
+
+
 def test_a_server_that_is_gone_is_named(show, explanation):
     page, _, _ = show(explanation)
     page.route("**/api/**", lambda route: route.abort())
