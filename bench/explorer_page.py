@@ -147,7 +147,8 @@ def grid_time(page: Any, client: Any) -> float:
     page.keyboard.press("m")
     page.wait_for_timeout(500)
     elapsed = 1000 * (metrics(client)["TaskDuration"] - before)
-    assert page.evaluate(PICTURE) != picture, "the heads were not drawn again in 500 ms"
+    if page.evaluate(PICTURE) == picture:
+        raise SystemExit("the heads were not drawn again in 500 ms; run it on a machine less busy")
     return elapsed
 
 

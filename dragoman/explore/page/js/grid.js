@@ -233,7 +233,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
   }
 
   function drawLater() {
-    idle ||= whenIdle(drawRest, { timeout: 500 });
+    idle ||= whenIdle(drawRest, { timeout: 100 });
   }
 
   function redraw() {
