@@ -258,6 +258,18 @@ class Tokenizer:
         """Return the tokens of ids: a leading U+2581 is a space, `<0xE4>` is a byte."""
         return [self._token_strings[each] for each in ids]
 
+    def unknown_fraction(self, ids: TokenIds) -> float:
+        """Return the fraction of a text's characters, spaces aside, outside of the vocabulary."""
+        tags, known, unknown = set(self.tag_ids.values()), 0, 0
+        for each, token in zip(ids, self.tokens(ids), strict=True):
+            if each == UNK:
+                unknown += 1
+            elif self._processor.is_byte(each):
+                unknown += not 0x80 <= int(token[3:5], 16) < 0xC0  # the first byte of a character
+            elif each not in tags and each >= len(SPECIAL_TOKENS):
+                known += len(token.replace("\u2581", ""))
+        return unknown / max(1, known + unknown)
+
     @functools.cached_property
     def _token_strings(self) -> list[str]:
         """All tokens by id, computed once: SentencePiece is slow when asked one by one."""

@@ -129,6 +129,11 @@ def test_without_byte_fallback_the_unseen_is_unknown() -> None:
     assert UNK not in made.encode("Ein Hund")
 
 
+def test_characters_outside_of_the_vocabulary_are_counted(tokenizer: Tokenizer) -> None:
+    for text, expected in (("", 0.0), ("   ", 0.0), ("a", 0.0), ("ж", 1.0), ("你好 a", 2 / 3)):
+        assert tokenizer.unknown_fraction(tokenizer.encode(text)) == pytest.approx(expected), text
+
+
 def test_batches_equal_single_texts(tokenizer: Tokenizer) -> None:
     texts = ["Ein Hund.", "", "中", "Two men"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
