@@ -344,7 +344,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.task_explainers.causal_language_model_text import LanguageModelInput
+        from dragoman.explain.task_explainers.causal_language_model import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -375,7 +375,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.task_explainers.causal_language_model_text import LanguageModelInput
+        from dragoman.explain.task_explainers.causal_language_model import LanguageModelInput
 
         return LanguageModelInput(
             self.model,

@@ -101,7 +101,7 @@ class MaskedLanguageModel(LanguageModel):
 
     def task_input(self, example: str) -> TaskExplainer:  # type: ignore[override]
         """Return a text with masks to be explained, or one whose tokens are masked in turn."""
-        from dragoman.explain.task_explainers.masked_language_model_text import MaskedText
+        from dragoman.explain.task_explainers.masked_language_model import MaskedText
 
         if not isinstance(example, str):
             raise DataError(

@@ -29,7 +29,7 @@ from dragoman.explain.task_explainers.base import (
     row_sum,
     to_array,
 )
-from dragoman.explain.task_explainers.causal_language_model_text import (
+from dragoman.explain.task_explainers.causal_language_model import (
     MAX_LOGITS,
     make_lens,
     name_token,
