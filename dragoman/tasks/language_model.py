@@ -99,7 +99,7 @@ class LanguageTask(TrainingTask):
     def __new__(cls, config: Config, text: LanguageModelTokenizer) -> LanguageTask:
         """Return the task of `language.objective`: causal, or one of `masked_language_model.py`."""
         if config.language.objective != "causal":
-            from dragoman.tasks.masked_and_permuted_language_model import (
+            from dragoman.tasks.bert_and_xlnet_language_modeling import (
                 MaskedLanguageTask,  # here: it imports this module
             )
 

@@ -35,8 +35,8 @@ from dragoman.explain.task_explainers.causal_language_model import (
     name_token,
     spell_tokens,
 )
-from dragoman.models.masked_and_permuted_language_model import MaskedLM, gather_positions
-from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
+from dragoman.models.bert_and_xlnet_language_model import MaskedLM, gather_positions
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedLanguageTask
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 
 

@@ -39,8 +39,8 @@ from dragoman.text.vocabulary_and_labels import normalize_text
 
 if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer
+    from dragoman.tasks.bert_and_xlnet_language_modeling import FilledText
     from dragoman.tasks.language_model import LanguageTask
-    from dragoman.tasks.masked_and_permuted_language_model import FilledText
     from dragoman.text.language_model_tokenizer import TextDecoder
 
 EMPTY_NOTE = "the text is empty: there is nothing to score"

@@ -22,7 +22,7 @@ from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.runs import non_translation_run_builder
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runtime import signals
-from dragoman.tasks.masked_and_permuted_language_model import MaskedBatch
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedBatch
 from dragoman.tasks.tagging import TaggingTask
 from dragoman.training.progress_display import Phase, QuietProgress
 

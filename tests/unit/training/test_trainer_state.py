@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.data.batch_plan import Cursor
 from dragoman.registry import catalogue
-from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedLanguageTask
 from dragoman.tasks.non_translation_task import load_task
 from dragoman.training.data_loader import GlobalBatch
 from dragoman.training.train_step import StepMetrics, StepRequests
