@@ -22,13 +22,14 @@ import torch
 
 from dragoman.config import Config, read_config
 from dragoman.explain import explanation_json, translation_explanation_builder
+from dragoman.explore.html_export import export_html
 from dragoman.inference import Translator
 from dragoman.inference.batch_translator import BatchTranslator
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 LIMIT_SECONDS = 2.5
-LIMIT_BYTES = 1_000_000
+LIMIT_BYTES, LIMIT_HTML_BYTES = 1_000_000, 2_000_000  # of 32 tokens
 # Parts of an explanation: where a function is called from, its name there, and what it does.
 PARTS: list[tuple[Any, str, str]] = [
     (BatchTranslator, "trace_search", "beam search"),
@@ -65,9 +66,16 @@ def main() -> None:
         print(f"{name:44} {seconds:8.3f} s")
     size = rounds[0]["bytes"]
     print(f"{'limit of the whole, without JSON':44} {LIMIT_SECONDS:8.3f} s")
+    page = rounds[0]["html_bytes"]
     print(f"JSON: {size:,} bytes (limit: {LIMIT_BYTES:,})")
+    print(f"HTML: {page:,} bytes (limit: {LIMIT_HTML_BYTES:,})")
     signature = {"torch": torch.__version__, "threads": torch.get_num_threads()} | vars(options)
-    print(json.dumps({"bench": "explain_cost", "seconds": medians, "bytes": size} | signature))
+    print(
+        json.dumps(
+            {"bench": "explain_cost", "seconds": medians, "bytes": size, "html_bytes": page}
+            | signature
+        )
+    )
 
 
 def build_translator(options: argparse.Namespace) -> tuple[Translator, str]:
@@ -104,7 +112,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def measure(translator: Translator, text: str, beam: int) -> dict[str, Any]:
-    """Explain a text once; return the seconds of each part and the size of the JSON form."""
+    """Explain a text once; return the seconds of each part, and the sizes as JSON and HTML."""
     seconds: dict[str, float] = {}
     originals = [(owner, name, getattr(owner, name, None)) for owner, name, _ in PARTS]
     try:
@@ -125,6 +133,7 @@ def measure(translator: Translator, text: str, beam: int) -> dict[str, Any]:
     return {
         "seconds": seconds | {"rest": rest, "the whole": whole, "JSON": coding},
         "bytes": len(encoded),
+        "html_bytes": len(export_html(explanation).encode()),
     }
 
 

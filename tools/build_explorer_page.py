@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import string
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,8 +40,14 @@ _FORBIDDEN = (
     (re.compile(r"\bimport(?:\(|\.meta).*"), "a static import"),
     (re.compile(r"</script|<!--", re.IGNORECASE), "text that can stand in an HTML script"),
 )
-_GLOBALS = (
-    "Array, Boolean, Math, Number, Object, String, document"  # as parameters they get short names
+_GLOBALS = (  # as parameters they get short names
+    "Array, Boolean, Float32Array, Math, Number, Object, Set, String, Uint32Array, Uint8Array, "
+    "document, encodeURIComponent, location"
+)
+_MEMBERS = re.compile(  # of objects that modules hand to each other; in no browser and no JSON
+    r"\b(addAttribution|announce|attentionMean|attributionRow|colLabels|crossRow|crossSites|headEffect"
+    r"|hasClasses|headSummary|isPooled|onExplanation|outputToken|rowLabels|siteMatrix|sourceWeights"
+    r"|strongestHead)\b"
 )
 _CONST = re.compile(r"^( *(?:for (?:await )?\()?)const ", re.MULTILINE)
 _HTML_OPTIONS = {  # markup that `html_export` and parsers of XML-like HTML find
@@ -134,9 +141,30 @@ def join_modules(folder: Path, entry: str = "main.js") -> str:
     """Return one function with everything that `entry` needs, in the order of the imports."""
     modules = read_modules(folder)
     body = "".join(modules[name].body for name in order_modules(modules, entry))
+    if quoted := re.search(rf"""['"`]{_MEMBERS.pattern}['"`]""", body):
+        raise ValueError(f"a member whose name is shortened must not be quoted; found {quoted[0]}")
+    short: dict[str, str] = {}
+    body = _MEMBERS.sub(lambda each: short.setdefault(each[0], f"${len(short):x}"), body)
     # No module assigns to a const, and `let` is shorter.
     body = _CONST.sub(r"\1let ", body)
     return f"(({_GLOBALS}) => {{\n{body}}})({_GLOBALS});"
+
+
+def shorten_properties(styles: str, scripts: str) -> str:
+    """Return the style sheet with short custom properties, as the minifier leaves them alone:
+    without spaces after commas, and with short names where no script uses them.
+    """
+    styles = re.sub(r"--[\w-]+:[^;}]*", lambda each: re.sub(r",\s+", ",", each[0]), styles)
+    used = set(re.findall(r"--([a-z][\w-]*)", scripts))
+    used.update(re.findall(r"'([a-z]+-[\w-]*)'", scripts))  # 'accent-soft', for `themeColor`
+    for found in re.finditer(r"\bvar: \{([^}]*)\}", scripts):
+        used.update(re.findall(r"(\w+):", found[1]))
+    families = tuple(re.findall(r"themeColor\(`([a-z]+-)\$", scripts))
+    names = dict.fromkeys(re.findall(r"--([a-z][\w-]*)", styles))
+    free = [name for name in names if name not in used and not name.startswith(families)]
+    letters = (a + b for a in ("", *string.ascii_lowercase) for b in string.ascii_lowercase)
+    short = dict(zip(free, (each for each in letters if each not in names)))
+    return re.sub(r"--([a-z][\w-]*)", lambda each: f"--{short.get(each[1], each[1])}", styles)
 
 
 def check_minifier() -> None:
@@ -180,9 +208,11 @@ def build_page(folder: Path = SOURCE_DIR) -> dict[str, str]:
 
     minify.config(_HTML_OPTIONS)
     styles = "".join((folder / name).read_text(encoding="utf-8") for name in STYLESHEETS)
+    script = join_modules(folder / "js")
+    styles = shorten_properties(minify.string("text/css", styles), script)
     return {
-        "explorer.css": minify.string("text/css", styles) + "\n",
-        "explorer.js": minify.string("application/javascript", join_modules(folder / "js")) + "\n",
+        "explorer.css": styles + "\n",
+        "explorer.js": minify.string("application/javascript", script) + "\n",
         "index.html": minify.string("text/html", link_built_files(folder)) + "\n",
     }
 

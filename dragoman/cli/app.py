@@ -20,7 +20,7 @@ from dragoman._version import __version__
 from dragoman.cli import (
     augment,
     average,
-    compare,
+    compare_by_bootstrap,
     data,
     demo,
     doctor,
@@ -34,12 +34,12 @@ from dragoman.cli import (
     plot,
     predict,
     recipes,
-    score,
+    score_log_probabilities,
     settings,
     train,
     translate,
-    tune,
-    verify,
+    tune_hyperparameters,
+    verify_checksums,
 )
 from dragoman.cli.terminal_output import print_error, print_note, show_notes
 from dragoman.errors import ConfigError, DragomanError, StoppedError, escape_unprintable
@@ -83,28 +83,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (
+for _module in (  # the first word of a module is its command
     train,
-    tune,
+    tune_hyperparameters,
     translate,
     augment,
     predict,
     generate,
-    score,
+    score_log_probabilities,
     evaluate,
-    compare,
+    compare_by_bootstrap,
     explain,
     plot,
     explore,
     info,
     export,
     average,
-    verify,
+    verify_checksums,
     doctor,
     settings,
     demo,
 ):
-    app.command()(getattr(_module, _module.__name__.rpartition(".")[2]))
+    app.command()(getattr(_module, _module.__name__.rpartition(".")[2].partition("_")[0]))
 app.command("import")(import_.import_)
 app.add_typer(data.app)
 app.add_typer(recipes.app)

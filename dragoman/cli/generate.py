@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from dragoman.cli.constraint_options import (
+from dragoman.cli.constrained_decoding_options import (
     ConstraintOption,
     ForbidOption,
     RegexOption,

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from dragoman.bundle import Bundle, TaskBundle
     from dragoman.inference.engine_throughput import EngineInfo
 
+# Reasons in training/status.json, in words.
+_END_REASONS = {
+    "deadline": "its time budget was used up",
+    "patience": "no better for train.patience validations",
+    "target": "train.target_exact was reached",
+}
+
 
 def info(
     model: DefaultRunArgument,
@@ -123,10 +130,15 @@ def _summary_rows(bundle: Bundle | TaskBundle, run: dict[str, Any]) -> dict[str,
         if isinstance(value, (str, int, float)) and name not in rows and name != "kind"
     }
     if run:
-        rows["run"] = ", ".join(
-            f"{name} {run[name]}" for name in ("state", "step", "reason") if run.get(name)
-        )
+        rows["run"] = _describe_run(run)
     return rows
+
+
+def _describe_run(run: dict[str, Any]) -> str:
+    """Return how a training run ended: state, step and reason."""
+    at = f" at step {run['step']}" if run.get("step") else ""
+    reason = str(run.get("reason", ""))
+    return f"{run.get('state', '')}{at}" + (f": {_END_REASONS.get(reason, reason)}" * bool(reason))
 
 
 def _task_rows(bundle: TaskBundle) -> dict[str, Any]:

@@ -8,6 +8,12 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.available_plots import (
+    ENTROPY_SENTENCES,
+    FIGURES,
+    MAX_SENTENCES,
+    PlottedModel,
+)
 from dragoman.cli.options import (
     BeamOption,
     DeviceOption,
@@ -16,12 +22,6 @@ from dragoman.cli.options import (
     ToOption,
     check_run,
     check_text,
-)
-from dragoman.cli.plot_catalogue import (
-    ENTROPY_SENTENCES,
-    FIGURES,
-    MAX_SENTENCES,
-    PlottedModel,
 )
 from dragoman.cli.terminal_output import print_note, print_result
 from dragoman.errors import ConfigError, suggest_name

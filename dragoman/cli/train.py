@@ -328,8 +328,16 @@ def _require_data(config: Config | None) -> None:
         if data.src or data.pairs or data.train or config.sets.problem in GENERATED_PROBLEMS:
             return
         if config.task != TRANSLATE:
+            generated = (
+                f", or generate sets: --set sets.problem={GENERATED_PROBLEMS[0]}"
+                if config.task == "sets"
+                else ""
+            )
             raise ConfigError(
-                [f"training needs examples; found no --train for task {config.task}; name a file"]
+                [
+                    f"training needs examples; found no --train for task {config.task}; "
+                    f"name a file{generated}"
+                ]
             )
     raise ConfigError(
         [

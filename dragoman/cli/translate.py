@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from dragoman.cli.command_progress_bar import ProgressBar, is_terminal, progress
-from dragoman.cli.constraint_options import (
+from dragoman.cli.constrained_decoding_options import (
     ConstraintOption,
     ForbidOption,
     RegexOption,

@@ -10,7 +10,7 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_interface import SearchStrategy
+from dragoman.decoding.search_strategy_and_backend import SearchStrategy
 from dragoman.errors import BundleError
 from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest

@@ -21,7 +21,7 @@ from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_interface import SearchStrategy, search
+from dragoman.decoding.search_strategy_and_backend import SearchStrategy, search
 from dragoman.doctor.check_result import NotApplicableError
 from dragoman.doctor.export_directory_opener import open_export
 from dragoman.errors import BundleError, DragomanError

@@ -181,6 +181,30 @@ def known_methods(model: nn.Module) -> list[str]:
     return [each for each in METHODS if needs.get(each, True)]
 
 
+def attribute_one(pair: TeacherForcedPair, method: str, at: int) -> TokenAttribution:
+    """Return an attribution by a gradient method of target token `at`; other rows are zero."""
+    if method not in GRADIENT_METHODS:
+        raise DataError(
+            "the attribution of one token needs a gradient method",
+            found=repr(method),
+            fix=f"use {' or '.join(GRADIENT_METHODS)}",
+        )
+    rows = range(at, at + 1)
+    inputs, by_attention = _embed(pair), method == "attention_x_gradient"
+    heads = {path: part.heads for path, part in attention_parts(pair.model).items()}
+    gradients = target_gradients(pair, *inputs, heads if by_attention else {}, targets=rows)
+    found = (
+        _attention_products(pair, gradients)
+        if by_attention
+        else _attribution(method, pair, _products(gradients, inputs), signed=True)
+    )
+    around = ((at, pair.tgt_length - at - 1), (0, 0))
+    return found._replace(
+        source=None if found.source is None else np.pad(found.source, around),
+        target=np.pad(found.target, around),
+    )
+
+
 def attribute_with_heads(
     pair: TeacherForcedPair,
 ) -> tuple[list[TokenAttribution], dict[str, NDArray[np.float32]]]:
@@ -206,9 +230,9 @@ def _all_gradients(pair: TeacherForcedPair, inputs: _Embeddings) -> TargetGradie
 
 def _attention_products(pair: TeacherForcedPair, gradients: TargetGradients) -> TokenAttribution:
     """Return `attention_x_gradient` from the gradients of scales of keys."""
-    sources, targets = pair.src_length, pair.tgt_length
+    sources, targets, rows = pair.src_length, pair.tgt_length, len(gradients.tgt)
     first = sources if isinstance(pair.model, PrefixLM) else 0  # key of the decoder's input
-    found = gradients.tgt.new_zeros(targets, sources), gradients.tgt.new_zeros(targets, targets)
+    found = gradients.tgt.new_zeros(rows, sources), gradients.tgt.new_zeros(rows, targets)
     for path, slopes in gradients.keys.items():
         added = slopes.clamp_min(0.0).sum(1)  # (T, S + T)
         if is_cross_attention(path):

@@ -22,9 +22,9 @@ from dragoman.evaluate.classification_metrics import CALIBRATION_BINS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops import IGNORE_INDEX
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedLanguageTask
 from dragoman.tasks.classification import ClassificationTask
 from dragoman.tasks.language_model import LanguageTask
-from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
 from dragoman.tasks.non_translation_task import TrainingTask, evaluation_batches
 from dragoman.tasks.sentence_pair_classification import PairBatch, PairsTask
 from dragoman.tasks.tagging import TagBatch, TaggingTask

@@ -127,6 +127,19 @@ class TeacherForcedPair(NamedTuple):
         others = logits.scatter(2, tokens, float("-inf"))
         return logits.gather(2, tokens).squeeze(2) - others.logsumexp(-1)
 
+    def gradient_work(self) -> int:
+        """Return about how many multiplications a backward pass for every target token takes."""
+        sides = [
+            sum(
+                each.numel()
+                for name, each in self.model.named_parameters()
+                if name.startswith(f"{side}.") and each.dim() > 1
+            )
+            for side in ("encoder", "decoder")
+        ]
+        # A token needs the decoder up to its own position.
+        return self.tgt_length * (self.src_length * sides[0] + self.tgt_length * sides[1] // 2)
+
     @torch.no_grad()
     def baseline(self) -> Tensor:
         """Return the log-probability (T,) of each target token of the unchanged model."""
@@ -221,18 +234,22 @@ class TargetGradients(NamedTuple):
 
 
 def target_gradients(
-    pair: TeacherForcedPair, src: Tensor | None, tgt: Tensor, heads: Mapping[str, int]
+    pair: TeacherForcedPair,
+    src: Tensor | None,
+    tgt: Tensor,
+    heads: Mapping[str, int],
+    *,
+    targets: range | None = None,
 ) -> TargetGradients:
-    """Return the gradients at embeddings (1, S, D) and (1, T, D).
+    """Return the gradients at embeddings (1, S, D) and (1, T, D), of all targets or some.
 
     `heads` are the numbers of heads of the attentions whose scales are wanted. Targets are taken in
     groups; a group needs the decoder's input up to its last token only.
     """
+    targets = range(pair.tgt_length) if targets is None else targets
     parts = [
-        _group_gradients(
-            pair, src, tgt, heads, first, min(first + TARGETS_PER_PASS, pair.tgt_length)
-        )
-        for first in range(0, pair.tgt_length, TARGETS_PER_PASS)
+        _group_gradients(pair, src, tgt, heads, first, min(first + TARGETS_PER_PASS, targets.stop))
+        for first in range(targets.start, targets.stop, TARGETS_PER_PASS)
     ]
     sources = [part.src for part in parts if part.src is not None]
     return TargetGradients(

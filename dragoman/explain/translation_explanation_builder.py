@@ -57,6 +57,7 @@ from dragoman.explain.explanation import (
     NBestEntry,
     Step,
 )
+from dragoman.explain.head_ablation import linear_head_estimates
 from dragoman.explain.position_encoding_analysis import summarize_positions
 from dragoman.explain.teacher_forced_pass import TeacherForcedPair
 from dragoman.explain.token_spans import token_texts, tokenize_text
@@ -68,6 +69,12 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 TOP_TOKENS = 8  # runners-up of each step
 NEVER_PRODUCED = (PAD, BOS, UNK)  # forbidden at every step
+MAX_GRADIENT_WORK = 120_000_000_000  # multiplications: about 3 s on one CPU core
+LONG_TEXT = (
+    "Attribution takes a backward pass for each token: in a text of this length it is computed for "
+    "a token once the page of `dragoman explore` selects it, or for all by --attribution "
+    "attention_x_gradient. Until then attention stands in for it."
+)
 _SAMPLED_WEIGHTS = 64  # of each parameter, for the model's digest
 
 _NO_ATTENTION = (
@@ -107,7 +114,8 @@ def explain_pair(
 
     Each part is a function of the model and the pair. A part that this model has not is a sentence
     in `missing`, by panel. `attribution` is a method, None for none, or "auto": attention x
-    gradient if the model has cross-attention, and input x gradient.
+    gradient if the model has cross-attention, and input x gradient; none where that would take
+    more than `MAX_GRADIENT_WORK`.
     """
     src_text = tokenize_text(
         tokenizers.src,
@@ -131,6 +139,9 @@ def explain_pair(
         missing["attribution"] = note
     estimates: Mapping[str, NDArray[np.float32]] = {}
     attributed = list[TokenAttribution]()
+    if attribution == "auto" and not note and pair.gradient_work() > MAX_GRADIENT_WORK:
+        attribution, estimates = None, linear_head_estimates(pair)
+        missing["attribution"] = LONG_TEXT
     if attribution in ("auto", *GRADIENT_METHODS):
         attributed, estimates = attribute_with_heads(pair)
         if attribution != "auto":

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.bundle import format as layout
+from dragoman.config.translation_directions import Direction, parse_directions
 from dragoman.errors import DragomanError
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.model_thread import REQUEST_SECONDS, ModelWorker
@@ -39,7 +40,9 @@ MAX_EXPLANATIONS = 64
 MAX_CACHE_BYTES = 1_000_000_000  # of arrays and JSON; the newest explanation is always kept
 MAX_EXAMPLES = 12
 _TASK_OPTIONS = {
-    "translate": {"beam", "length_penalty", "prefix", "prefix_ids", "reference", "off"},
+    "translate": {
+        *("beam", "length_penalty", "prefix", "prefix_ids", "reference", "off", "target_language")
+    },
     "language": {"prefix", "prefix_ids", "off"},
 }  # of `explain`; other tasks have heads to switch off
 
@@ -139,6 +142,7 @@ class ExplorerSession:
             "model": {**self._describe_model(), **model},
             "task": task,
             "examples": self.examples,
+            "targets": list(dict.fromkeys(each.target for each in self._directions())),
             "explanation": None if self.first is None else self.first.digest,
             "can_explain": self.predictor is not None,
             "methods": list(METHODS),
@@ -221,11 +225,29 @@ class ExplorerSession:
         with as_request_errors():
             given = self._read_input(request.text)
             self._check_length(given)
+            request = self._with_target_language(request)
             explanation = predictor.explain(given, **self._task_options(request))
         if self.path is not None:
             explanation = explanation.with_path(self.path)
         self._digest = explanation.model.get("digest")
         return self._store(explanation, request)
+
+    def _directions(self) -> list[Direction]:
+        """Return the directions that the model was trained on; empty where it has one."""
+        return parse_directions(getattr(self.predictor, "directions", ()))
+
+    def _with_target_language(self, request: ExplainRequest) -> ExplainRequest:
+        """Return a request with a target language, where the model has several and none is named.
+
+        It is the first of those into which the model translates the text's language.
+        """
+        directions = self._directions()
+        named = request.target_language or getattr(self.predictor, "target_language", None)
+        if named or not directions:
+            return request
+        [source] = self._require_predictor().identify_languages([request.text])
+        target = next(each.target for each in directions if each.source == source)
+        return dataclasses.replace(request, target_language=target)
 
     def _task_options(self, request: ExplainRequest) -> dict[str, Any]:
         """Return the options that models of this task have; the page sends a beam to all."""
@@ -258,13 +280,16 @@ class ExplorerSession:
         return found
 
     def attribute(self, entry: StoredExplanation, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the attribution of another method and its tensors."""
+        """Return the attribution of a method, of one token or all, and its tensors."""
         from dragoman.explain.explanation_json import encode_tensor
 
         predictor = self._require_own(entry)
-        method = read_attribute_request(body)
+        # Of other tasks than translation every token is attributed at once.
+        num_steps = len(entry.explanation.steps) if self.task == "translate" else 0
+        method, step = read_attribute_request(body, num_steps=num_steps)
+        options = {} if step is None else {"step": step}
         with as_request_errors():
-            attribution, arrays = predictor.attribute(entry.explanation, method)
+            attribution, arrays = predictor.attribute(entry.explanation, method, **options)
         return {
             "attribution": dataclasses.asdict(attribution),
             "tensors": {name: encode_tensor(array) for name, array in arrays.items()},

@@ -61,6 +61,7 @@ class ExplainRequest:
     prefix_ids: tuple[int, ...] = ()
     reference: str | None = None
     off: tuple[str, ...] = ()
+    target_language: str | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options of `explain` that differ from the model's own settings."""
@@ -71,6 +72,7 @@ class ExplainRequest:
             "prefix_ids": list(self.prefix_ids) or None,
             "reference": self.reference,
             "off": list(self.off) or None,
+            "target_language": self.target_language,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -115,6 +117,8 @@ def read_explain_request(body: Mapping[str, Any]) -> ExplainRequest:
         prefix_ids=_optional(body, "prefix_ids", lambda name: _read_ids(body, name)) or (),
         reference=_optional(body, "reference", lambda name: _read_text(body, name)) or None,
         off=_optional(body, "off", lambda name: _read_heads(body, name)) or (),
+        target_language=_optional(body, "target_language", lambda name: _read_text(body, name))
+        or None,
     )
     if request.prefix and request.prefix_ids:
         raise RequestError(400, "prefix and prefix_ids exclude each other; found both; keep one.")
@@ -150,14 +154,16 @@ def read_off_request(
     return heads
 
 
-def read_attribute_request(body: Mapping[str, Any]) -> str:
-    """Return the attribution method."""
-    _reject_unknown(body, {"method"})
+def read_attribute_request(
+    body: Mapping[str, Any], *, num_steps: int = 0
+) -> tuple[str, int | None]:
+    """Return the attribution method, and the step of the one token that is attributed or None."""
+    _reject_unknown(body, {"method", "step"})
     method = body.get("method")
     if not isinstance(method, str) or method not in METHODS:
         found = repr(method) if isinstance(method, str) else _type_name(method)
         raise RequestError(400, f"method must be one of {', '.join(METHODS)}; found {found:.60}.")
-    return method
+    return method, _read_int(body, "step", 0, num_steps - 1) if "step" in body else None
 
 
 def read_region(query: Mapping[str, str]) -> Region:

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.decoding.search_interface import SearchRequest
+    from dragoman.decoding.search_strategy_and_backend import SearchRequest
     from dragoman.inference.engine_protocol import Engine
     from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.predictors.base import Predictor
@@ -63,7 +63,7 @@ _MODULES = {
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairScore": "dragoman.inference.translation_scoring",
     "Predictor": "dragoman.inference.predictors.base",
-    "SearchRequest": "dragoman.decoding.search_interface",
+    "SearchRequest": "dragoman.decoding.search_strategy_and_backend",
     "SetModel": "dragoman.inference.predictors.set_predictor",
     "SetPrediction": "dragoman.inference.predictors.set_predictor",
     "Tagger": "dragoman.inference.predictors.tagger",

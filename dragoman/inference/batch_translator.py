@@ -24,7 +24,11 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
-from dragoman.decoding.search_interface import SearchRequest, SearchStrategy, TokenConstraints
+from dragoman.decoding.search_strategy_and_backend import (
+    SearchRequest,
+    SearchStrategy,
+    TokenConstraints,
+)
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_and_logit_capture import align_batch

@@ -15,7 +15,7 @@ from dragoman.bundle import Bundle
 from dragoman.config.device_engine_and_precision_names import check_engine, check_precision
 from dragoman.data.parallel_corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
+from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.lexical_shortlist import build_shortlist

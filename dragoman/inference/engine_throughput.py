@@ -21,7 +21,7 @@ import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import Bundle
-from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
+from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8
 from dragoman.inference.engine_protocol import Engine

@@ -14,7 +14,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.attention_and_logit_capture import locate_sites
-from dragoman.explain.attribution import attribute_tokens, attribution_fields
+from dragoman.explain.attribution import attribute_one, attribute_tokens, attribution_fields
 from dragoman.explain.explanation import Ablation, Array, Attribution
 from dragoman.explain.head_ablation import (
     ablate_heads,
@@ -41,7 +41,7 @@ from dragoman.inference.counterfactual_outputs import (
     list_branches,
 )
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.line_segments import Segment, iter_texts, split_lines
+from dragoman.inference.line_segments import Segment, is_foreign, iter_texts, split_lines
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
@@ -116,6 +116,9 @@ class TranslationExplainer(abc.ABC):
             chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator
         segment, config, count = self._first_segment(text, chosen)
+        foreign = is_foreign(segment.src, self.tokenizers.src)
+        if foreign and not chosen.source_language:
+            config = config.replace(data={"src_lang": ""})  # whatever was identified, it is not
         if self.engine is not self._native:
             batches.log_native_fallback("cannot record or edit attention")
         strategy = chosen.strategy(self.config.decode)
@@ -156,6 +159,11 @@ class TranslationExplainer(abc.ABC):
                         "seed": chosen.seed if chosen.sample else None,
                     },
                 )
+        if foreign:
+            explanation.missing["text"] = (
+                "Most characters of this text are not in the model's vocabulary: it is in none of "
+                "the model's languages, and the output means little."
+            )
         if count > 1:
             explanation.missing["text"] = (
                 f"Segment 1 of {count:,} is explained: the text has more than the "
@@ -203,16 +211,21 @@ class TranslationExplainer(abc.ABC):
         )
 
     def attribute(
-        self, explanation: Explanation, method: str
+        self, explanation: Explanation, method: str, *, step: int | None = None
     ) -> tuple[Attribution, dict[str, Array]]:
         """Return the attribution of an explanation's target by a method, and its arrays.
 
         The methods are attention_x_gradient, input_x_gradient, integrated_gradients, value_zeroing
-        and occlusion.
+        and occlusion; the first two can be of one target token, `step`: other rows are zero.
         """
         pair, off = self._forced_target(explanation), explanation.request.get("off", ())
         with self._native.single_threaded(), self._heads_off(off, pair.src_length):
-            return attribution_fields(attribute_tokens(pair, method))
+            found = (
+                attribute_tokens(pair, method)
+                if step is None
+                else attribute_one(pair, method, step)
+            )
+        return attribution_fields(found)
 
     def head_effects(self, explanation: Explanation) -> Iterator[tuple[str, float]]:
         """Yield each head with the change of the target's log-probability without it.

@@ -22,7 +22,7 @@ from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_interface import (
+from dragoman.decoding.search_strategy_and_backend import (
     REFERENCE_BACKEND,
     SearchBackend,
     SearchRequest,

@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.config.translation_directions import Direction
 from dragoman.data.padding_and_length_groups import group_by_length
 from dragoman.data.parallel_corpus import ParallelFiles
-from dragoman.decoding.search_interface import SearchStrategy
+from dragoman.decoding.search_strategy_and_backend import SearchStrategy
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.translation_confidence import ConfidenceMap
 from dragoman.inference.batch_translator import BatchTranslator

@@ -21,6 +21,7 @@ from dragoman.ops.verified_kernel_fallback import GuardedKernel
 RELATIVE_ATTENTION_KERNEL = GuardedKernel("attention with relative positions")
 MIN_QUERIES = 16  # fewer, in decoding, leave most of a tile empty
 MAX_HEAD_WIDTH = 128
+FULL_TILE = 64  # queries and keys
 
 
 def is_supported(query: Tensor, key: Tensor, value: Tensor, distance_scores: Tensor) -> bool:
@@ -160,8 +161,9 @@ def _backward(
 
 
 def _describe(query: Tensor, key: Tensor, seeds: Tensor | None) -> tuple[Any, ...]:
-    """Return what a kernel is compiled and verified for."""
-    return query.dtype, *query.shape[2:], key.size(2), seeds is not None
+    """Return what a kernel is compiled and verified for; of lengths, whether they fill tiles."""
+    fills_tiles = (query.size(2) % FULL_TILE == 0, key.size(2) % FULL_TILE == 0)
+    return query.dtype, query.size(3), seeds is not None, *fills_tiles
 
 
 def _scores(query: Tensor, key: Tensor, distance_scores: Tensor, scale: float) -> Tensor:

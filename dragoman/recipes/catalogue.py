@@ -413,6 +413,12 @@ RECIPES = Registry(
         family=TAGGERS,
         task="tag",
     ),
+    wang2012=Entry(
+        "dragoman.recipes.classification:wang2012",
+        "CNN, BiLSTM, NB n-grams (Wang, Manning 2012)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
     yang2016=Entry(
         "dragoman.recipes.classification:yang2016",
         "HAN: words, sentences (Yang et al. 2016)",
@@ -422,12 +428,6 @@ RECIPES = Registry(
     kim2014=Entry(
         "dragoman.recipes.classification:kim2014",
         "TextCNN: filters, max-pooling (Kim 2014)",
-        family=CLASSIFIERS,
-        task="classify",
-    ),
-    wang2012=Entry(
-        "dragoman.recipes.classification:wang2012",
-        "CNN, BiLSTM, NB n-grams (Wang, Manning 2012)",
         family=CLASSIFIERS,
         task="classify",
     ),

@@ -87,6 +87,10 @@ class RunBuilder(abc.ABC):
         details = f"; {data.details}" if data.details else ""
         return f"{data.train:,} training and {data.valid:,} validation {data.unit}{details}"
 
+    def min_step_seconds(self, model: nn.Module) -> float:
+        """Return seconds that a training step takes at least, without running one; 0 if unknown."""
+        return 0.0
+
     @abc.abstractmethod
     def validation_seconds(self, model: nn.Module) -> float:
         """Return the estimated seconds of one validation."""

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, RecordFiles, open_records
 from dragoman.errors import ConfigError, DataError
+from dragoman.registry import catalogue
+from dragoman.runs.auto_config import MIN_TRAIN_STEPS
 from dragoman.runs.base_run_builder import DataSummary, RunBuilder
 from dragoman.runs.output_directory import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
@@ -53,7 +55,13 @@ from dragoman.training.trainer import ValidateFunction
 TEXT_PART = "text"  # DataFile.part of the vocabularies and label sets
 MAX_EXAMPLE_FEATURES = 8  # of an element of a set in the example command
 MAX_HELD_OUT = 1000  # examples held out for validation
+# Recipes plan epochs, of which a small data set would make a handful of steps.
+MIN_STEPS_PER_EPOCH, MIN_BATCH_EXAMPLES = 40, 4
+MIN_SCORED_EXAMPLES = 500  # an accuracy on fewer has a standard error of 2 points
 PROBE_VALIDATION_EXAMPLES = (128, 512)
+SLOW_PROBE_SECONDS = 2.0  # after which a validation is extrapolated from the first examples
+PROBE_STEP_TOKENS = 256  # enough to keep a CPU core busy
+MAX_BATCHING_GAIN = 2.0  # a CPU's throughput with a whole batch, over that with so many tokens
 
 
 class PreparedTask(NamedTuple):
@@ -191,6 +199,60 @@ def _describe_skipped(store: InMemoryExamples) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items() if count)
 
 
+def fit_to_few_examples(
+    config: Config, prepared: PreparedTask, *, keep: Collection[str], progress: Progress
+) -> Config:
+    """Return a recipe's settings for its data: few examples are trained on in smaller batches.
+
+    Few validation examples do not choose a checkpoint, which would be chance. Settings in `keep`
+    are not changed, nor those that differ from the recipe's.
+    """
+    train = config.train
+    if not config.recipe or not train.epochs:
+        return config
+    recipe = catalogue("recipe").load(config.recipe)().train
+    if train.batch_tokens == recipe.batch_tokens and "train.batch_tokens" not in keep:
+        config = _fit_batch_tokens(config, prepared, progress)
+    scored = prepared.task.num_scored(prepared.valid) if prepared.valid is not None else 0
+    chosen = {"train.best_metric", "train.final_checkpoint", "train.patience"} & set(keep)
+    if (
+        0 < scored < MIN_SCORED_EXAMPLES
+        and not chosen
+        and (train.best_metric, train.final_checkpoint) == (recipe.best_metric, "best")
+        and train.best_metric != "loss"
+    ):
+        progress.note(
+            f"final model: the last checkpoint, because {scored} validation {prepared.task.unit} "
+            "are too few to choose one"
+        )
+        config = config.replace(train={"final_checkpoint": "last"})
+    return config
+
+
+def _fit_batch_tokens(config: Config, prepared: PreparedTask, progress: Progress) -> Config:
+    """Return the settings with batches that are small enough for MIN_STEPS_PER_EPOCH."""
+    train = config.train
+    examples, batch_tokens = len(prepared.train), train.batch_tokens
+
+    def steps(batch_tokens: int) -> int:
+        plan = prepared.task.plan(prepared.train, batch_tokens=batch_tokens, seed=train.seed)
+        return plan.batches(0) // train.gradient_accumulation
+
+    while (
+        steps(batch_tokens) < MIN_STEPS_PER_EPOCH
+        and examples >= 2 * MIN_BATCH_EXAMPLES * steps(batch_tokens)
+        and batch_tokens >= 32
+    ):
+        batch_tokens //= 2
+    if batch_tokens == train.batch_tokens:
+        return config
+    progress.note(
+        f"batch size: {batch_tokens:,} tokens, {steps(batch_tokens)} steps per epoch, "
+        f"because {examples:,} {prepared.task.unit} are few"
+    )
+    return config.replace(train={"batch_tokens": batch_tokens})
+
+
 class TaskBuilder(RunBuilder):
     """Builds the parts of the training run of a task other than translation."""
 
@@ -237,9 +299,11 @@ class TaskBuilder(RunBuilder):
         return tokens * self.config.train.gradient_accumulation / count
 
     def max_useful_steps(self) -> int:
-        """Return the steps of the recipe, or of its epochs."""
-        train = self.config.train
-        return self.steps_of(train.epochs) if train.epochs else train.steps
+        """Return the steps of the recipe, or of its epochs; fewer for a small text."""
+        train, most = self.config.train, self.task.max_epochs
+        if train.epochs:
+            return self.steps_of(train.epochs)
+        return min(train.steps, max(MIN_TRAIN_STEPS, self.steps_of(most))) if most else train.steps
 
     def data_summary(self) -> DataSummary:
         """Return the numbers of examples, and the sizes of vocabularies and label sets."""
@@ -264,28 +328,63 @@ class TaskBuilder(RunBuilder):
             progress=QuietProgress() if quiet else self.progress,
         )
 
+    def min_step_seconds(self, model: nn.Module) -> float:
+        """Return seconds that a training step on a CPU takes at least, from a part of its batch.
+
+        A step of a large language model takes minutes on a CPU, which a short time budget does not
+        have. On a GPU it is 0: a step is quickly measured there.
+        """
+        if self.device.type != "cpu":
+            return 0.0
+        batch = self.plan.batch(Cursor(0, 0))
+        collate = self.collate_function()
+        each = collate(batch[:1], seed=0).tokens
+        part = collate(batch[: max(1, PROBE_STEP_TOKENS // max(each, 1))], seed=0)
+        with isolated_rng(0):
+            seconds = min(self._time_gradients(model, part) for _ in range(2))
+        self.task.load_carried_state({})
+        return seconds * max(1.0, len(batch) / len(part.examples) / MAX_BATCHING_GAIN)
+
+    def _time_gradients(self, model: nn.Module, batch: TensorBatch) -> float:
+        """Return the seconds of the gradients of a batch, which are discarded."""
+        began = time.monotonic()
+        precision = choose_precision(self.config.train.precision, self.device)
+        with precision.autocast(self.device):
+            loss = self.task.loss(model, batch)
+        torch.autograd.backward(loss.total)
+        seconds = time.monotonic() - began
+        model.zero_grad()
+        return seconds
+
     def validation_seconds(self, model: nn.Module) -> float:
         """Return the estimated seconds of one validation, measured on some examples."""
         store = self.prepared.valid
         if store is None:
             return 0.0
+        fewest, most = (min(len(store), count) for count in PROBE_VALIDATION_EXAMPLES)
+        first = store.select(range(fewest))
         model.eval()
         try:
             with isolated_rng(0), torch.no_grad():
-                few, more = (
-                    self._time_evaluation(model, store.select(range(min(len(store), count))))
-                    for count in PROBE_VALIDATION_EXAMPLES
+                few = self._time_evaluation(model, first)  # with warm-up
+                if few > SLOW_PROBE_SECONDS:
+                    return few * len(store) / fewest
+                few = self._time_evaluation(model, first)
+                more = max(
+                    few, self._time_evaluation(model, store.select(range(most)), warm_up=True)
                 )
         finally:
             model.train()
-        fewest, most = (min(len(store), count) for count in PROBE_VALIDATION_EXAMPLES)
         # A part of the time does not depend on the number of examples.
-        each = max(0.0, more - few) / max(1, most - fewest)
+        each = (more - few) / max(1, most - fewest)
         return more + each * (len(store) - most)
 
-    def _time_evaluation(self, model: nn.Module, store: InMemoryExamples) -> float:
-        """Return the seconds of an evaluation, after one for warm-up."""
-        self._evaluate(model, store, quiet=True)
+    def _time_evaluation(
+        self, model: nn.Module, store: InMemoryExamples, *, warm_up: bool = False
+    ) -> float:
+        """Return the seconds of an evaluation; with `warm_up`, of its second run."""
+        if warm_up:
+            self._evaluate(model, store, quiet=True)
         began = time.monotonic()
         self._evaluate(model, store, quiet=True)
         return time.monotonic() - began

@@ -54,13 +54,18 @@ class TimeBudget:
             return float("inf")
         return self.seconds - self.closing_seconds() - self.elapsed()
 
-    def too_short_error(self) -> ConfigError:
-        """Return the error for a budget that leaves no time to train."""
+    def too_short_error(self, seconds_per_step: float = 0.0) -> ConfigError:
+        """Return the error for a budget that leaves no time to train, or none for a slow step."""
         needed = format_duration(self.elapsed() + self.closing_seconds())
+        step = (
+            f", and one training step about {format_duration(seconds_per_step)}"
+            if seconds_per_step >= 1
+            else ""
+        )
         return ConfigError(
             [
                 f"the time budget must leave time to train; found {format_duration(self.seconds)}, "
-                f"of which preparation and writing take {needed}; increase it, or choose a "
+                f"of which preparation and writing take {needed}{step}; increase it, or choose a "
                 "smaller model"
             ]
         )

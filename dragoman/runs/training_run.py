@@ -44,7 +44,12 @@ from dragoman.runs.measured_resource_estimate import (
     measure_random_throughput,
     require_model_fits_memory,
 )
-from dragoman.runs.non_translation_run_builder import PreparedTask, TaskBuilder, prepare_task
+from dragoman.runs.non_translation_run_builder import (
+    PreparedTask,
+    TaskBuilder,
+    fit_to_few_examples,
+    prepare_task,
+)
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
 from dragoman.runs.translation_data_preparation import PreparedData, open_corpora, prepare_data
@@ -418,7 +423,7 @@ class TrainingRun:
                 Path(folder) / "training", keep_checkpoints=self.config.train.keep_checkpoints
             ) as run:
                 estimate = self._choose_steps(self._build_trainer(builder, run), builder)
-        self._require_time(estimate)
+        self._require_time(estimate.throughput.seconds_per_step)
         output_dir.require_disk_space(
             (self.config.train.keep_checkpoints + 1) * estimate.checkpoint_bytes
         )
@@ -486,6 +491,10 @@ class TrainingRun:
 
     def _run_builder(self, prepared: Prepared) -> RunBuilder:
         if isinstance(prepared, PreparedTask):
+            if not self.has_run:
+                self.config = fit_to_few_examples(
+                    self.config, prepared, keep=self.explicit_settings, progress=self.progress
+                )
             return TaskBuilder(self.config, prepared, device=self.device, progress=self.progress)
         return TranslationBuilder(
             self.config, prepared, device=self.device, progress=self.progress, weights=self._weights
@@ -546,6 +555,8 @@ class TrainingRun:
 
     def _choose_steps(self, trainer: Trainer, builder: RunBuilder) -> RunEstimate:
         """Measure the throughput, and choose default steps by time budget or epochs."""
+        if self.time_budget.is_limited and self.world.size == 1:  # ranks must decide alike
+            self._require_time(builder.min_step_seconds(trainer.model))
         estimate = estimate_run(
             trainer, builder.plan, self.config, builder.describe_data(), self.device
         )
@@ -555,9 +566,16 @@ class TrainingRun:
             )
             builder.config = self.config
             estimate = estimate.with_steps(self.config.train.steps)
+        elif self.config.task != TRANSLATE and self._steps_are_default:
+            self.config = limit_steps(
+                self.config, builder.max_useful_steps(), keep=self.explicit_settings
+            )
+            builder.config = self.config
+            estimate = estimate.with_steps(self.config.train.steps)
         if not self.time_budget.is_limited and not (self._steps_are_default and self._epochs):
             return estimate
         if self.time_budget.is_limited:
+            self._require_time(estimate.throughput.seconds_per_step)
             estimate = estimate._replace(
                 validation_seconds=builder.validation_seconds(trainer.model)
             )
@@ -592,18 +610,15 @@ class TrainingRun:
 
     def _checked_config(self, estimate: RunEstimate) -> dict[str, object]:
         """Return the configuration as plain values; raise if there is no time for one step."""
-        self._require_time(estimate)
+        self._require_time(estimate.throughput.seconds_per_step)
         if self._pretrained is not None:
             self.config = self.config.replace(train={"init_from": self._pretrained.name})
         return to_dict(self.config)
 
-    def _require_time(self, estimate: RunEstimate) -> None:
+    def _require_time(self, seconds_per_step: float) -> None:
         """Raise ConfigError if the time budget leaves no time for even one step."""
-        if (
-            self.time_budget.is_limited
-            and self.time_budget.seconds_left() < estimate.throughput.seconds_per_step
-        ):
-            raise self.time_budget.too_short_error()
+        if self.time_budget.is_limited and self.time_budget.seconds_left() < seconds_per_step:
+            raise self.time_budget.too_short_error(seconds_per_step)
 
     def _report_estimate(self, estimate: RunEstimate) -> None:
         for line in estimate.lines():

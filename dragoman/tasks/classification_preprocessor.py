@@ -6,6 +6,7 @@ Texts are tokenized here, and split into sentences for hierarchical models.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 _BREAK = re.compile(r"<br\s*/?>")
 FEATURES_FORMAT = 1
+MAX_NGRAM_WEIGHTS = 50_000_000  # one for each n-gram and label
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -68,11 +72,14 @@ class ClassificationPreprocessor:
         targets = TargetReader(config)
         counts: Counter[str] = Counter()
         frequent = classify.sentence_end == "second_most_frequent"
+        num_tokens = 0
 
         def tokenized() -> Iterator[list[str]]:
+            nonlocal num_tokens
             for record in records():
                 targets.read(record)
                 tokens = tokenize(config, record.text(targets.text_field(record)))
+                num_tokens += len(tokens)
                 if frequent:
                     counts.update(lowercased(config, tokens))
                 yield tokens
@@ -87,6 +94,12 @@ class ClassificationPreprocessor:
             for record in open_records(config, file_names(config.data.train))():
                 targets.add_names(record)
         targets.check(config)
+        if not num_tokens:
+            raise DataError(
+                "the training texts must have words",
+                found=f"none in {targets.examples:,} examples",
+                fix="check data.text_field",
+            )
         text = cls(
             vocabulary=vocabulary,
             labels=targets.labels(),
@@ -303,6 +316,13 @@ class TargetReader:
                 found=f"{len(self.counts)} in {self.examples:,} examples",
                 fix="check data.train and data.label_field",
             )
+        if empty := self.counts[""]:
+            logger.warning(
+                "%s of %s training examples have an empty label, which is learned as one more "
+                "label; leave them out, or label them",
+                f"{empty:,}",
+                f"{self.examples:,}",
+            )
         if config.classify.attribute_field and not self.attributes:
             raise DataError(
                 "the training data must have attributes",
@@ -342,7 +362,7 @@ def _fit_ngrams(config: Config, text: ClassificationPreprocessor, records: ReadR
     text.ngrams = NgramTable.build(
         (tokens(record) for record in records()),
         order=classify.ngrams,
-        max_size=classify.ngram_features,
+        max_size=min(classify.ngram_features, max(1, MAX_NGRAM_WEIGHTS // len(text.labels))),
         min_count=classify.ngram_min_count,
     )
     if classify.ngram_weights != "naive_bayes":

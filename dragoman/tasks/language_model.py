@@ -94,11 +94,12 @@ class LanguageTask(TrainingTask):
     name = "language"
     metrics: ClassVar[Mapping[str, bool]] = {"perplexity": False, "bits_per_byte": False}
     unit = "texts"
+    max_epochs: ClassVar[float] = 200.0  # recipes train for about as many on WikiText-2
 
     def __new__(cls, config: Config, text: LanguageModelTokenizer) -> LanguageTask:
         """Return the task of `language.objective`: causal, or one of `masked_language_model.py`."""
         if config.language.objective != "causal":
-            from dragoman.tasks.masked_and_permuted_language_model import (
+            from dragoman.tasks.bert_and_xlnet_language_modeling import (
                 MaskedLanguageTask,  # here: it imports this module
             )
 

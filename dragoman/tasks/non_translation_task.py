@@ -62,6 +62,7 @@ class TrainingTask(abc.ABC):
     # Metrics of validation besides "loss", and whether higher is better.
     metrics: ClassVar[Mapping[str, bool]] = {}
     unit: ClassVar[str] = "examples"  # the unit of an epoch, in messages
+    max_epochs: ClassVar[float] = 0.0  # of a recipe's own number of steps; 0 for any number
 
     def __init__(self, config: Config, text: Any) -> None:
         self.config, self.text = config, text
@@ -154,6 +155,10 @@ class TrainingTask(abc.ABC):
         return DetailedMetrics(
             self.evaluate(model, store, device=device, precision=precision, progress=progress)
         )
+
+    def num_scored(self, store: InMemoryExamples) -> int:
+        """Return the number of labels that metrics such as an accuracy are the mean of."""
+        return len(store)
 
     @property
     def tunes_weights(self) -> bool:

@@ -41,7 +41,7 @@ from dragoman.tasks.non_translation_task import (
     TrainingTask,
     padded_length,
 )
-from dragoman.tasks.unordered_set_objectives import (
+from dragoman.tasks.set_input_objectives import (
     Clustering,
     Counting,
     Regression,

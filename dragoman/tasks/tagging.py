@@ -214,6 +214,10 @@ class TaggingTask(TrainingTask):
         """Return the number of tokens of each sentence."""
         return store.lengths("words")
 
+    def num_scored(self, store: InMemoryExamples) -> int:
+        """Return the number of tokens."""
+        return int(self.lengths(store).sum())
+
     def collate(
         self,
         store: InMemoryExamples,

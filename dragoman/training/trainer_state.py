@@ -180,12 +180,17 @@ class TrainerState:
         return record | ({"diverged": True} if self.divergence.record_skip(batch.step) else {})
 
     def record_validation(self, step: int, metrics: dict[str, float], by: str) -> bool:
-        """Record a validation; return whether it is the best so far by a finite metric."""
+        """Record a validation; return whether it is the best so far by a finite metric.
+
+        Of equal values, as of an accuracy on few examples, the one with the lower loss is better.
+        """
         self.validated_step = step
         self.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         value, best = self.metrics.get(by), self.best.get(by)
         better = value is not None and (
-            best is None or (value < best if by in LOWER_IS_BETTER else value > best)
+            best is None
+            or (value < best if by in LOWER_IS_BETTER else value > best)
+            or (value == best and self.metrics.get("loss", 0.0) < self.best.get("loss", 0.0))
         )
         if better:
             self.best = {**self.metrics, "step": step}

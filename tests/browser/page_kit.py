@@ -4,12 +4,14 @@ package's files, or from the page's sources for tests that import one of its mod
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 from playwright.sync_api import Browser, BrowserContext, Page, Route, TimeoutError
 
 import dragoman
@@ -98,6 +100,7 @@ class FakeServer:
             result: Any = {
                 "model": model,
                 "task": "translate",
+                "targets": model.get("targets", []),
                 "examples": ["The house is old.", "She keeps the keys."],
                 "limits": {"characters": 2000, "beam": 16},
                 "explanation": self.first,
@@ -169,3 +172,42 @@ def wait_until(page: Page, condition: str, argument: Any = None) -> None:
             return
         page.wait_for_timeout(20)
     raise AssertionError(f"{condition} does not hold after 30 s")
+
+
+PICTURE = """() => {
+  const maps = [...document.querySelectorAll('.head-cell i')];
+  const [image] = new Set(maps.map((each) => getComputedStyle(each).backgroundImage));
+  return [image, maps.map((each) => {
+    const { backgroundPosition, backgroundSize } = getComputedStyle(each);
+    return [each.parentElement.dataset.head, ...`${backgroundPosition} ${backgroundSize}`.split(' ').map(parseFloat)];
+  })];
+}"""
+
+
+def read_head_maps(page: Page) -> dict[str, np.ndarray]:
+    """Return the colours of every head's small map, (50, 50, 3); none before they are drawn."""
+    image, places = page.evaluate(PICTURE)
+    if image == "none":
+        return {}
+    file = base64.b64decode(image.partition("base64,")[2].rstrip('")'))
+    assert file[:2] == b"BM"
+    width, height = np.frombuffer(file, "<i4", 2, 18)
+    assert height < 0  # rows from top to bottom
+    table = np.frombuffer(file, np.uint8, 1024, 54).reshape(256, 4)[:, 2::-1]
+    pixels = table[np.frombuffer(file, np.uint8, offset=1078).reshape(-height, width)]
+    maps = {}
+    for head, x, y, wide, high in places:
+        across, down = round(wide / 100), round(high / 100)
+        column, row = round(x * (across - 1) / 100), round(y * (down - 1) / 100)
+        side = width // across
+        maps[head] = pixels[row * side :, column * side :][:side, :side]
+    return maps
+
+
+def wait_for_head_maps(page: Page) -> dict[str, np.ndarray]:
+    """Return the colours of every head's small map once they are drawn."""
+    for _ in range(500):
+        if maps := read_head_maps(page):
+            return maps
+        page.wait_for_timeout(20)
+    raise AssertionError("the maps of the heads were not drawn in 10 s")

@@ -1,6 +1,4 @@
-"""Drawing: only what is in view, long texts pooled and exact on zoom, families, and many
-selections.
-"""
+"""Drawing: maps of all heads, long texts pooled and exact on zoom, families, and many selections."""
 
 from __future__ import annotations
 
@@ -10,18 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from page_kit import open_context, open_page
+from page_kit import open_context, open_page, read_head_maps, wait_for_head_maps
 from synthetic import encode, make_explanation
 from test_panels import CELLS, decode, number, open_tables
 
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.html_export import export_html
-
-DRAWN = """() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
-  const canvas = cell.querySelector('canvas');
-  const data = canvas.width > 1 ? canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data : [];
-  return [cell.dataset.head, [canvas.height, canvas.width, [...data]]];
-}))"""
 
 
 @pytest.fixture
@@ -31,39 +23,47 @@ def context(browser: Any) -> Any:
     opened.close()
 
 
-def test_only_heads_in_view_are_drawn(context):
-    explanation = make_explanation(source_length=20, target_length=20, layers=6, heads=8)
-    page, _, problems = open_page(context, explanation)
-    assert page.locator(".head-cell").count() == 144
-    page.locator(".head-cell[data-head='e0.0']").evaluate("(cell) => cell.scrollIntoView(true)")
-    page.locator(".head-cell[data-head='e0.0'] canvas:not([width='1'])").wait_for()
-    first = page.evaluate(DRAWN)
-    page.locator(".head-cell[data-head='x5.7']").evaluate("(cell) => cell.scrollIntoView(false)")
-    page.locator(".head-cell[data-head='x5.7'] canvas:not([width='1'])").wait_for()
-    assert first["e0.0"][2]
-    assert problems == []
-
-
-def test_thumbnails_of_long_texts_show_the_maximum_of_each_block(context):
+def test_maps_of_long_texts_show_the_maximum_of_each_block(context):
     explanation = make_explanation(source_length=100, target_length=128, layers=1, heads=2)
     page, _, _ = open_page(context, explanation)
-    page.locator(".head-cell[data-head='x0.1']").scroll_into_view_if_needed()
-    page.locator(".head-cell[data-head='x0.1'] canvas:not([width='1'])").wait_for()
-    height, width, data = page.evaluate(DRAWN)["x0.1"]
+    colours = wait_for_head_maps(page)["x0.1"]
     weights = decode(explanation, "x0.w")[1]
     rows, columns = weights.shape
-    assert (height, width) == (64, 64)
-    blocks = np.zeros((height, width))
+    blocks = np.zeros(colours.shape[:2])
+    assert blocks.shape == (50, 50)
     for r in range(rows):
         for c in range(columns):
-            at = r * height // rows, c * width // columns
+            at = r * 50 // rows, c * 50 // columns
             blocks[at] = max(blocks[at], weights[r, c])
     codes = np.floor(255 * np.sqrt(blocks) + 0.5).astype(int)
-    colours = np.array(data).reshape(height * width, 4)
     table: dict[int, tuple[int, ...]] = {}
-    for code, colour in zip(codes.ravel(), colours):
+    for code, colour in zip(codes.ravel(), colours.reshape(-1, 3)):
         assert table.setdefault(int(code), tuple(colour)) == tuple(colour)
     assert len(table) > 40
+
+
+def test_maps_follow_the_measure_and_the_explanation(context):
+    """Maps of the sentence before are gone as soon as another one is shown."""
+    explanation = make_explanation(source_length=12, target_length=9, layers=1, heads=2)
+    other = make_explanation(source_length=6, target_length=7, layers=2, heads=3)
+    page, _, problems = open_page(context, explanation, answers={"explain": lambda _: other})
+    weights = wait_for_head_maps(page)
+    page.locator(".head-cell").first.focus()
+    page.keyboard.press("m")
+    for _ in range(100):
+        if any((read_head_maps(page)[name] != weights[name]).any() for name in weights):
+            break
+        page.wait_for_timeout(20)
+    else:
+        raise AssertionError("contributions are drawn as weights")
+    page.keyboard.press("m")
+    page.locator("#panel-ask textarea").first.fill("Another sentence.")
+    page.get_by_role("button", name="Translate").click()
+    page.locator(".head-cell[data-head='x1.2']").wait_for()
+    maps = wait_for_head_maps(page)
+    assert len(maps) == 18
+    assert {name: len(np.unique(maps[name].reshape(-1, 3), axis=0)) for name in maps}["x1.2"] > 5
+    assert problems == []
 
 
 def pooled_explanation() -> tuple[dict[str, Any], Explanation]:
@@ -294,6 +294,25 @@ def test_other_parts_can_be_switched_off(context):
     assert server.requests[-1][1] == {"heads": ["memory"]}
     assert "Without memory" in page.locator("#panel-head").inner_text()
     assert problems == []
+
+
+def test_a_dark_page_prints_light_pictures(browser):
+    explanation = make_explanation(layers=1, heads=1)
+    shown = []
+    for dark in (False, True):
+        context = open_context(browser, dark=dark)
+        page, _, problems = open_page(context, explanation, "h=x0.0")
+        wait_for_head_maps(page)
+        for event in ("beforeprint", "afterprint"):
+            page.evaluate("(event) => { dispatchEvent(new Event(event)); }", event)
+            page.wait_for_timeout(100 if event == "beforeprint" else 500)
+            canvas = page.evaluate("document.querySelector('.matrix-canvas').toDataURL()")
+            shown.append((read_head_maps(page)["x0.0"].tolist(), canvas))
+        assert problems == []
+        context.close()
+    light, light_after, printed, dark_after = shown
+    assert light == light_after == printed
+    assert all(one != other for one, other in zip(printed, dark_after))
 
 
 @pytest.mark.parametrize("forced", [False, True])

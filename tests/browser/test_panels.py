@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_kit import open_context, open_page, wait_until
+from page_kit import open_context, open_page, wait_for_head_maps, wait_until
 from synthetic import encode, make_explanation
 
 from dragoman.explore.html_export import export_html
@@ -20,6 +20,8 @@ TABLE = """async () => {
   const { cellImage } = await import('./static/js/draw.js');
   return [...cellImage(Float32Array.from({ length: 256 }, (_, i) => (i / 255) ** 2), 0, 1, 256).data];
 }"""
+PICTURES = """() => [...document.querySelectorAll('main canvas')].map((each) => each.toDataURL())
+  .concat(getComputedStyle(document.querySelector('.head-cell i')).backgroundImage)"""
 CENTRES = """([rows, columns]) => {
   const [left, top, cell] = document.querySelector('.matrix').dataset.cells.split(' ').map(Number);
   const context = document.querySelector('.matrix-canvas').getContext('2d');
@@ -130,22 +132,15 @@ def test_axis_titles_name_what_is_on_them(show, explanation):
 @pytest.mark.parametrize("dark", [False, True])
 def test_thumbnails_have_the_colour_of_their_weights(show, explanation, dark):
     page, _, problems = show(explanation, "v=heads", dark=dark)
-    page.locator("#panel-heads").scroll_into_view_if_needed()
-    page.locator(".head-cell canvas[width='1']").first.wait_for(state="detached")
-    pixels = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
-      const canvas = cell.querySelector('canvas');
-      const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-      return [cell.dataset.head, [canvas.height, canvas.width, [...data]]];
-    }))""")
-    assert len(pixels) == sum(site["heads"] for site in explanation["sites"])
+    maps = wait_for_head_maps(page)
+    assert len(maps) == sum(site["heads"] for site in explanation["sites"])
     table: dict[int, tuple[int, ...]] = {}
-    for name, (height, width, data) in pixels.items():
+    for name, colours in maps.items():
         site, head = name.split(".")
         weights = decode(explanation, f"{site}.w")[int(head)]
-        assert weights.shape == (height, width)
-        codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)
-        colours = np.array(data).reshape(height, width, 4)
-        for code, colour in zip(codes.ravel(), colours.reshape(-1, 4)):
+        rows, columns = (np.arange(50) * count // 50 for count in weights.shape)
+        codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)[rows][:, columns]
+        for code, colour in zip(codes.ravel(), colours.reshape(-1, 3)):
             assert table.setdefault(int(code), tuple(colour)) == tuple(colour)
     # One hue by luminance: a larger weight is never less different from no weight.
     light = np.array([0.2126, 0.7152, 0.0722])
@@ -172,10 +167,13 @@ def test_the_built_page_shows_what_its_sources_show(show, explanation):
     for from_sources in (False, True):
         page, _, problems = show(explanation, "h=x1.0&t=2&s=1", from_sources=from_sources)
         open_tables(page)
-        shown.append(page.locator("body").inner_text())
+        wait_for_head_maps(page)
+        shown.append((page.locator("body").inner_text(), page.evaluate(PICTURES)))
         assert problems == []
     assert shown[0] == shown[1]
-    assert len(shown[0]) > 3000
+    text, pictures = shown[0]
+    assert len(text) > 3000
+    assert len(pictures) >= 4
 
 
 def test_keys_move_the_cursor_and_the_selection(show, explanation):
@@ -380,6 +378,35 @@ def test_another_attribution_is_asked_of_the_model(show, explanation):
     assert problems == []
 
 
+def test_a_long_text_is_attributed_token_by_token(show):
+    """The selected token alone is asked for, once; other tokens show attention until then."""
+    explanation = make_explanation(missing={"attribution": "A long text."})
+    explanation["model"]["attributions"] = ["input_x_gradient", "occlusion"]
+    shape = [len(explanation[side]["tokens"]) for side in ("target", "source")]
+    whole = np.abs(np.random.default_rng(8).normal(0, 1, shape)).astype(np.float32)
+
+    def attribute(body: dict[str, Any]) -> dict[str, Any]:
+        row = np.zeros_like(whole)
+        row[body["step"]] = whole[body["step"]]
+        fields = {"method": body["method"], "source": "ixg.s", "target": None, "signed": True}
+        return {"attribution": {**fields, "gap": None}, "tensors": {"ixg.s": encode(row, "f32")}}
+
+    page, server, problems = show(explanation, "t=2", {"attribute": attribute})
+    for step in (2, 5, 2, 3):
+        page.locator(f"#target-{step}").click()
+        page.locator(".sources-table thead", has_text="Input × gradient").wait_for()
+        wait_until(page, "() => !document.body.dataset.busy")
+        sources = page.evaluate(CELLS, ".sources-table")
+        assert [number(row[1]) for row in sources] == pytest.approx(whole[step], abs=0.0006)
+        strongest = explanation["source"]["tokens"][int(whole[step, :-1].argmax())]["text"].strip()
+        assert strongest in page.inner_text("#panel-strip .reading")
+        assert "of the attribution" in page.inner_text("#panel-strip .reading")
+    asked = [body for path, body in server.requests if path.endswith("attribute")]
+    assert [body["step"] for body in asked] == [2, 5, 3]
+    assert {body["method"] for body in asked} == {"input_x_gradient"}
+    assert problems == []
+
+
 def test_positions_have_their_numbers(show, explanation):
     page, _, problems = show(explanation, "v=positions")
     panel = page.locator("#panel-positions")
@@ -467,7 +494,9 @@ def test_missing_parts_are_reported(show):
         "positions": "This model has no positions.",
         "attribution": "Nothing was attributed.",
     }
-    page, _, problems = show(make_explanation(missing=missing))
+    explanation = make_explanation(missing=missing)
+    explanation["missing"] = {key: each for key, each in missing.items() if key != "attribution"}
+    page, _, problems = show(explanation)
     for panel in ("heads", "head", "token", "positions"):
         assert missing[panel] in page.locator(f"#panel-{panel}").inner_text()
     assert problems == []
@@ -479,7 +508,7 @@ def test_canvases_are_hidden_from_assistive_technology(show, explanation):
         "[...document.querySelectorAll('canvas')].filter((each) => !each.closest('[aria-hidden=true]')).length"
     )
     assert shown == 0
-    assert page.locator("canvas").count() > 24
+    assert page.locator("canvas").count() >= 3
 
 
 @pytest.mark.parametrize("width", [320, 1280])
@@ -544,11 +573,9 @@ def test_a_note_on_attribution_takes_no_method_away(show):
 
 def test_heads_out_of_sight_are_drawn_too(show):
     page, _, problems = show(make_explanation(layers=4, heads=8), width=400)
-    wait_until(
-        page,
-        "() => [...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)",
-    )
-    assert page.locator(".head-cell canvas").count() == 96
+    maps = wait_for_head_maps(page)
+    assert len(maps) == 96
+    assert all(len(np.unique(each.reshape(-1, 3), axis=0)) > 5 for each in maps.values())
     assert problems == []
 
 
@@ -688,6 +715,44 @@ def test_an_address_that_the_server_has_forgotten_still_opens_the_page(show):
     page, _, _ = show(None, f"t=1&e={'ab' * 32}")
     assert page.is_visible("#page-error")
     assert page.is_visible("#ask-text")
+
+
+def test_the_target_language_is_chosen_where_there_are_several(show, explanation):
+    explanation = {**explanation, "model": {**explanation["model"], "targets": ["de", "fr"]}}
+    answers = {"explain": lambda _: explanation}
+    page, server, problems = show(explanation, "", answers)
+    chosen = page.get_by_label("Translate into")
+    assert chosen.locator("option").all_inner_texts() == ["automatic", "German", "French"]
+    for language in ("", "fr"):
+        chosen.select_option(language)
+        page.get_by_role("button", name="Translate").click()
+        wait_until(page, "() => !document.body.dataset.busy")
+    page.locator("#tool-lang").click()  # the choice survives another language of the page
+    assert page.locator("#ask-to").input_value() == "fr"
+    bodies = [body for path, body in server.requests if path == "explain"]
+    assert [body.get("target_language") for body in bodies] == [None, "fr"]
+    assert problems == []
+
+
+def test_alternatives_take_one_line_each(show, explanation):
+    steps = [dict(each) for each in explanation["steps"]]
+    top = [list(each) for each in steps[2]["top"]]
+    top[-1][2] = -9.0
+    steps[2]["top"] = top
+    page, _, _ = show({**explanation, "steps": steps}, "t=2")
+    assert "<0.001" in page.inner_text("[role=listbox]")
+    heights = page.evaluate(
+        "[...document.querySelectorAll('[role=option]')].map((each) => each.offsetHeight)"
+    )
+    assert len(set(heights)) == 1
+
+
+def test_a_server_that_is_gone_is_named(show, explanation):
+    page, _, _ = show(explanation)
+    page.route("**/api/**", lambda route: route.abort())
+    page.get_by_role("button", name="Translate").click()
+    page.get_by_text("The server does not answer").wait_for()
+    assert page.locator("#target-1").is_visible()
 
 
 def test_the_page_says_that_it_is_working_and_takes_no_second_request(show):

@@ -18,9 +18,10 @@ from synthetic import make_explanation
 SOURCE = "The house at the river was built by an old engineer."
 TARGET = "Das Haus am Fluss wurde von einem alten Ingenieur gebaut."
 STATE = "() => import('/explore/static/js/state.js').then((module) => module.store.get())"
-# What the tree of the search, the map of the head and the charts show.
+# What the maps of the heads, the tree of the search, the map of the head and the charts show.
 DRAWN = """() => Object.fromEntries([...document.querySelectorAll('main canvas')].filter((each) => each.offsetParent)
-  .map((each) => [[each.closest('section').id, each.className, each.closest('.head-cell')?.dataset.head].join(' '), each.toDataURL()]))"""
+  .map((each) => [`${each.closest('section').id} ${each.className}`, each.toDataURL()])
+  .concat([...document.querySelectorAll('.head-cell i')].slice(0, 1).map((each) => ['heads', getComputedStyle(each).backgroundImage])))"""
 SET = "(patch) => import('/explore/static/js/state.js').then((module) => module.store.set(patch, { push: true }))"
 WRITTEN = """() => Promise.all([import('/explore/static/js/state.js'), import('/explore/static/js/url.js')]).then(
   ([{ store }, { formatFragment }]) => formatFragment(store.get(), location.hash) === location.hash.slice(1))"""
@@ -56,8 +57,8 @@ def random_state(generator: random.Random, explanation: dict[str, Any]) -> dict[
     }
 
 
-def differing_canvases(page: Any, fresh: Any) -> list[str]:
-    """Return the canvases that differ once both pages, which draw heads when idle, have drawn.
+def differing_pictures(page: Any, fresh: Any) -> list[str]:
+    """Return the pictures that differ once both pages, which draw heads when idle, have drawn.
 
     How far the tree and the map are scrolled depends on the way to the selection.
     """
@@ -92,7 +93,7 @@ def test_random_states_come_back_from_their_address(browser: Any, count: int) ->
         fresh.goto(url)
         fresh.wait_for_selector("html[data-ready=true]", state="attached")
         assert fresh.evaluate(STATE) == saved
-        assert differing_canvases(page, fresh) == []
+        assert differing_pictures(page, fresh) == []
     assert not problems
     assert not fresh_problems
     context.close()

@@ -132,3 +132,21 @@ def test_info_reports_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_package_has_its_files() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "box/**" in settings["tool"]["setuptools"]["package-data"]["dragoman"]
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "is_noted"),
+    [
+        ("Guten Morgen!", "de", False),
+        ("你好，今天天气很好。", "", True),
+        ("Ich mag 北京 sehr.", "de", False),
+    ],
+)
+def test_an_explanation_notes_a_text_in_none_of_the_languages(
+    translator: Translator, text: str, language: str, is_noted: bool
+) -> None:
+    explanation = translator.explain(text, beam=1, target_language="en")
+    assert explanation.source.lang == explanation.request["source_lang"] == language
+    assert ("in none of the model's languages" in explanation.missing.get("text", "")) == is_noted
+    named = translator.explain(text, beam=1, source_language="de", target_language="en")
+    assert named.source.lang == "de"

@@ -12,7 +12,7 @@ import pytest
 import sacrebleu
 
 from dragoman.cli.app import main
-from dragoman.cli.compare import short_names
+from dragoman.cli.compare_by_bootstrap import short_names
 
 
 @pytest.fixture

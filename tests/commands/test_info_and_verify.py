@@ -13,6 +13,7 @@ from kernel_kit import cache_with_kernels
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.app import main
+from dragoman.cli.info import _describe_run
 from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.manifest import write_manifest
 
@@ -114,6 +115,19 @@ def test_a_path_that_is_not_there_names_a_model_nearby(
 ) -> None:
     assert main(["info", str(bundle.parent / "my-modle")]) == 2
     assert f"did you mean {bundle}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"reason": "deadline"}, "finished at step 12: its time budget was used up"),
+        ({"reason": "patience"}, "finished at step 12: no better for train.patience validations"),
+        ({"reason": ""}, "finished at step 12"),
+        ({"state": "stopped", "reason": "SIGTERM"}, "stopped at step 12: SIGTERM"),
+    ],
+)
+def test_info_reports_in_words_why_a_run_ended(status: dict[str, str], words: str) -> None:
+    assert _describe_run({"state": "finished", "step": 12, **status}) == words
 
 
 def test_info_of_an_unfinished_run_reports_its_step(

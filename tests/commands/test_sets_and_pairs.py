@@ -79,7 +79,7 @@ def test_a_file_is_needed_where_nothing_is_generated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "model", "--task", "sets", "--recipe", "lee2019") == 2
-    assert "found no --train for task sets" in capsys.readouterr().err
+    assert "name a file, or generate sets: --set sets.problem=maximum" in capsys.readouterr().err
 
 
 def test_sentence_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,14 +5,18 @@ constraints.
 from __future__ import annotations
 
 import dataclasses
+import json
+import random
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from beam_kit import check_trace, enumerate_beam
+from beam_kit import check_trace, derive_reasons, enumerate_beam
 from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs
 
+from dragoman.bundle.format import BOX
 from dragoman.config import Config
 from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
@@ -20,7 +24,8 @@ from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.search_interface import search
+from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.explain.explanation_json import decode_tensor
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, convert_model
 from dragoman.inference.line_segments import Segment
@@ -246,3 +251,66 @@ def test_the_native_engine_traces_greedy_search_and_beams_wider_than_its_kernels
         [trace] = observer.traces
         assert trace.width == strategy.beam_size
         assert trace.tokens(trace.leaves[0])[: len(best.tokens)] == best.tokens
+
+
+class BeamRecord:
+    """The beam of an explanation as the page reads it: numbers of nodes, decoded from JSON."""
+
+    def __init__(self, explanation: dict[str, Any]) -> None:
+        tensors, beam = explanation["tensors"], explanation["beam"]
+        nodes = {name: decode_tensor(tensors[tensor]) for name, tensor in beam["nodes"].items()}
+        self.parent, self.token, self.step = nodes["parent"], nodes["token"], nodes["step"]
+        self.cum, self.cut = nodes["cum"].astype(float), nodes["cut"].astype(float)
+        self.reasons = [beam["reasons"][each] for each in nodes["reason"]]
+        self.width, self.dropped = beam["width"], beam["dropped"]
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def tokens(self, node: int) -> list[int]:
+        """Return the tokens from the root to a node."""
+        return [*self.tokens(self.parent[node]), int(self.token[node])] if node else []
+
+
+@pytest.mark.skipif(not BOX.is_dir(), reason=f"no built-in model in {BOX}")
+def test_200_pruning_reasons_follow_from_the_records_of_the_page() -> None:
+    """Of the built-in model, whose searches end, and a random one, whose searches do not."""
+    texts = ["Zwei Kinder haben einen alten Ball gefunden.", "Guten Morgen!", "Das Haus ist alt."]
+    records: list[tuple[BeamRecord, list[str], np.ndarray]] = []
+    built_in, english = Translator.load(device="cpu"), {"target_language": "en"}
+    searches = [
+        *((built_in, text, {"beam": beam} | english) for text in texts for beam in (4, 7)),
+        (built_in, texts[0], {"beam": 5, "length_penalty": 0.0} | english),
+        (couplets(), LINES[0], {"beam": 4}),
+    ]
+    for translator, text, options in searches:
+        explanation = json.loads(json.dumps(translator.explain(text, **options).to_dict()))
+        record, request = BeamRecord(explanation), explanation["request"]
+        assert not record.dropped
+        tags = [id for id, text in explanation["token_texts"].items() if text.startswith("<2")]
+        reasons, cuts = derive_reasons(
+            record,
+            nbest=request["nbest"],
+            limit=request["max_len"],
+            penalty=WuLengthPenalty(request["length_penalty"]),
+            forbidden_reason=lambda _, token, tags=tags: (
+                "constraint" if token in (PAD, BOS, UNK) or str(token) in tags else None
+            ),
+        )
+        records.append((record, reasons, cuts))
+    pruned = [
+        (record.reasons[node], record.cut[node], reasons[node], cuts[node])
+        for record, reasons, cuts in records
+        for node in range(len(record))
+        if record.reasons[node] not in ("kept", "finished")
+    ]
+    rare = [each for each in pruned if each[0] != "beam_full"]
+    common = [each for each in pruned if each[0] == "beam_full"]
+    chosen = rare[:100] + random.Random(0).sample(common, 200 - len(rare[:100]))
+    assert len(chosen) == 200
+    for reason, cut, expected, expected_cut in chosen:
+        assert reason == expected
+        assert cut == pytest.approx(expected_cut, abs=1e-4, nan_ok=True)
+    assert {"beam_full", "worse_finished", "length_cap", "early_stop", "constraint"} <= {
+        reason for reason, *_ in chosen
+    }

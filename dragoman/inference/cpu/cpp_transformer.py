@@ -19,7 +19,11 @@ from dragoman.decoding.beam_step import ActiveBeams, BeamState, BeamStepOutput
 from dragoman.decoding.greedy import build_hypotheses
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
-from dragoman.decoding.search_interface import SearchBackend, SearchRequest, non_finite_error
+from dragoman.decoding.search_strategy_and_backend import (
+    SearchBackend,
+    SearchRequest,
+    non_finite_error,
+)
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.c_structs import CArgmax, CBeamStep, CDecodeStep, CGreedyRun
 from dragoman.inference.cpu.cpp_kv_cache import INITIAL_STEPS, CppKVCache

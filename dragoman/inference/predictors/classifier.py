@@ -200,7 +200,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
 
     def task_input(self, example: str, *, label: str = "") -> TaskExplainer:  # type: ignore[override]
         """Return a text to be explained, by its most probable label or another one."""
-        from dragoman.explain.task_explainers.classified_text import ClassifiedText
+        from dragoman.explain.task_explainers.classifier import ClassifiedText
 
         assert isinstance(self.model, ClassifierModel), "the model of a classification bundle"
         [text] = self.iter_inputs([example])

@@ -24,7 +24,7 @@ from dragoman.decoding.constraint_automaton import (
 )
 from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.sampling import Sampling, uniform_draw
-from dragoman.decoding.search_interface import to_host
+from dragoman.decoding.search_strategy_and_backend import to_host
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode, iter_texts
@@ -39,8 +39,8 @@ from dragoman.text.vocabulary_and_labels import normalize_text
 
 if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer
+    from dragoman.tasks.bert_and_xlnet_language_modeling import FilledText
     from dragoman.tasks.language_model import LanguageTask
-    from dragoman.tasks.masked_and_permuted_language_model import FilledText
     from dragoman.text.language_model_tokenizer import TextDecoder
 
 EMPTY_NOTE = "the text is empty: there is nothing to score"
@@ -344,7 +344,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
         `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
         """
-        from dragoman.explain.task_explainers.causal_language_model_text import LanguageModelInput
+        from dragoman.explain.task_explainers.causal_language_model import LanguageModelInput
 
         if not isinstance(example, str):
             raise DataError(
@@ -375,7 +375,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the text of an explanation, with the tokens that it was continued by."""
-        from dragoman.explain.task_explainers.causal_language_model_text import LanguageModelInput
+        from dragoman.explain.task_explainers.causal_language_model import LanguageModelInput
 
         return LanguageModelInput(
             self.model,

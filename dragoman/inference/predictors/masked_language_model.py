@@ -18,12 +18,12 @@ from dragoman.inference.predictors.language_model import (
     TextScore,
 )
 from dragoman.inference.translation_result import truncate_repr
-from dragoman.models.masked_and_permuted_language_model import MaskedLM
+from dragoman.models.bert_and_xlnet_language_model import MaskedLM
 from dragoman.text.sentencepiece_tokenizer import replace_control_chars
 
 if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer
-    from dragoman.tasks.masked_and_permuted_language_model import FilledText, MaskedLanguageTask
+    from dragoman.tasks.bert_and_xlnet_language_modeling import FilledText, MaskedLanguageTask
 
 NO_MASK_NOTE = "the text has no <mask>: there is nothing to fill in"
 MAX_GUESSES = 10  # tokens of a prediction for each mask
@@ -101,7 +101,7 @@ class MaskedLanguageModel(LanguageModel):
 
     def task_input(self, example: str) -> TaskExplainer:  # type: ignore[override]
         """Return a text with masks to be explained, or one whose tokens are masked in turn."""
-        from dragoman.explain.task_explainers.masked_language_model_text import MaskedText
+        from dragoman.explain.task_explainers.masked_language_model import MaskedText
 
         if not isinstance(example, str):
             raise DataError(

@@ -196,7 +196,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
     def task_input(self, example: InputPair) -> TaskExplainer:  # type: ignore[override]
         """Return a pair to be explained."""
-        from dragoman.explain.task_explainers.sentence_pair import ComparedPair
+        from dragoman.explain.task_explainers.sentence_pair_classifier import ComparedPair
 
         assert isinstance(self.model, PairModel), "the model of a bundle of pairs"
         if isinstance(example, str) and "\t" in example:

@@ -106,7 +106,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
 
     def task_input(self, example: InputSet) -> TaskExplainer:  # type: ignore[override]
         """Return a set to be explained; a text is read as a JSON list."""
-        from dragoman.explain.task_explainers.set_input import SetInput
+        from dragoman.explain.task_explainers.set_model import SetInput
 
         assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
         if isinstance(example, str):

@@ -170,7 +170,7 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def task_input(self, example: TaggerInput) -> TaskExplainer:  # type: ignore[override]
         """Return a sentence to be explained; of a long one the first part."""
-        from dragoman.explain.task_explainers.tagged_text import TaggedText
+        from dragoman.explain.task_explainers.tagger import TaggedText
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         [checked] = self.iter_inputs([example])
@@ -186,7 +186,7 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
         """Return the sentence of an explanation."""
-        from dragoman.explain.task_explainers.tagged_text import TaggedText
+        from dragoman.explain.task_explainers.tagger import TaggedText
 
         assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
         sentence = TaggedSentence(tokens=request["tokens"], column=request.get("column", ()))

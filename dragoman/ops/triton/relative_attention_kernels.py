@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634  # GPUs compute powers of two
-TILE = 64  # queries and keys of a tile
+TILE = 64  # queries and keys of a tile: FULL_TILE of relative_attention.py
 NARROW_TILE = 32  # keys of a tile where the gradients of the scores are written, to fit registers
 
 

@@ -22,7 +22,7 @@ from dragoman.decoding.beam_step import BeamState
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
-from dragoman.decoding.search_interface import SearchBackend, search
+from dragoman.decoding.search_strategy_and_backend import SearchBackend, search
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppSearchBackend
 from dragoman.inference.cpu.kernel_library import load_kernel_library

@@ -15,8 +15,10 @@ from torch import Tensor
 from dragoman.attention.attention_weight_hooks import edit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.attribution import (
+    GRADIENT_METHODS,
     METHODS,
     attention_x_gradient,
+    attribute_one,
     attribute_tokens,
     attribute_with_heads,
     attribution_note,
@@ -182,6 +184,26 @@ def test_attributions_share_backward_passes() -> None:
     alone = input_x_gradient(pair)
     np.testing.assert_allclose(found.source, alone.source, atol=1e-6)
     np.testing.assert_allclose(found.target, alone.target, atol=1e-6)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("method", GRADIENT_METHODS)
+def test_one_token_is_attributed_as_all_are(decoder: str, method: str) -> None:
+    pair = tiny_pair(tiny_model(decoder=decoder))
+    if method not in known_methods(pair.model):
+        return
+    whole = attribute_tokens(pair, method)
+    for at in range(pair.tgt_length):
+        one = attribute_one(pair, method, at)
+        for found, expected in ((one.source, whole.source), (one.target, whole.target)):
+            rows = np.zeros_like(expected)
+            rows[at] = expected[at]
+            np.testing.assert_allclose(found, rows, atol=1e-5)
+
+
+def test_one_token_needs_a_gradient_method() -> None:
+    with pytest.raises(DataError, match="found 'occlusion'; use attention_x_gradient or input"):
+        attribute_one(tiny_pair(tiny_model()), "occlusion", 0)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

@@ -18,6 +18,7 @@ from dragoman.explain.head_ablation import (
     ablate_heads,
     attention_parts,
     heads_switched_off,
+    linear_head_estimates,
 )
 from dragoman.explain.teacher_forced_pass import scaled_heads
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -99,6 +100,23 @@ def test_batched_effects_are_those_of_fresh_runs(
             each.changes, ablate_heads(pair, {each.path: [each.head]}), atol=1e-5
         )
         assert each.total == pytest.approx(float(each.changes.sum()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_linear_estimates_are_slopes_of_the_log_probability(name: str) -> None:
+    model = MODELS[name]().double()
+    pair, step = tiny_pair(model), 1e-6
+    estimates = linear_head_estimates(pair)
+    for path, part in attention_parts(model).items():
+        for head in range(part.heads):
+            values = []
+            for change in (step, -step):
+                scale = torch.ones(1, part.heads, dtype=torch.float64)
+                scale[0, head] += change
+                with scaled_heads(model, {path: scale}, sources=pair.src_length):
+                    values.append(float(pair.baseline().sum()))
+            slope = (values[0] - values[1]) / (2 * step)
+            assert estimates[path][head] == pytest.approx(-slope, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,7 +12,9 @@ from teacher_forcing_kit import VOCABULARY, tiny_language_model, tiny_model, tin
 
 from dragoman.attention.attention_weight_hooks import record
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.explain import translation_explanation_builder
 from dragoman.explain.attention_and_logit_capture import capture_batch, capture_pair, locate_sites
+from dragoman.explain.explanation_schema_validation import find_problems
 from dragoman.explain.translation_explanation_builder import (
     TOP_TOKENS,
     ExplainedTarget,
@@ -76,6 +78,32 @@ def test_the_same_request_has_the_same_digest(name: str) -> None:
     assert first.digest == again.digest != other.digest
     assert first.to_json() == again.to_json()
     assert first.model["digest"] == model_digest(own.model, own.tokenizers)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_long_text_is_attributed_on_request(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Effects of heads are estimated from one backward pass; a named method is computed at once."""
+    own = explained_translator(name)
+    short = own.explain(TEXT)
+    monkeypatch.setattr(translation_explanation_builder, "MAX_GRADIENT_WORK", 0)
+    long = own.explain(TEXT)
+    if "attribution" in short.missing:  # the model's choice of positions has no gradient
+        assert long.digest == short.digest
+        return
+    assert long.attribution == []
+    assert "once the page of `dragoman explore` selects it" in long.missing["attribution"]
+    assert len(long.heads) == len(short.heads)
+    assert all(np.isfinite(head.effect_estimate) for head in long.heads)
+    assert [step.id for step in long.steps] == [step.id for step in short.steps]
+    assert find_problems(long.to_dict()) == []
+    for method in (each.method for each in short.attribution):
+        assert [each.method for each in own.explain(TEXT, attribution=method).attribution] == [
+            method
+        ]
+        _, whole = own.attribute(long, method)
+        fields, found = own.attribute(long, method, step=1)
+        np.testing.assert_allclose(found[fields.source][1], whole[fields.source][1], atol=1e-5)
+        assert not np.delete(found[fields.source], 1, axis=0).any()
 
 
 def test_forced_tokens_show_the_probability_of_the_model() -> None:

@@ -123,6 +123,20 @@ def test_a_stored_explanation_of_another_model_is_only_shown(session: ExplorerSe
             change()
 
 
+def test_a_target_language_is_named_where_there_are_several(session: ExplorerSession) -> None:
+    """The first into which the model translates the text's language, unless one is asked for."""
+    session.predictor.directions = ["de-en", "en-de", "en-fr"]
+    session.predictor.identify_languages = lambda texts: ["de" if "ein" in texts[0] else "en"]
+    assert session.describe()["targets"] == ["en", "de", "fr"]
+    for text, asked, expected in (("ein a", None, "en"), ("a", None, "de"), ("a", "fr", "fr")):
+        found = session.explain(ExplainRequest(text=text, target_language=asked))
+        assert session.predictor.calls[-1] == (text, {"target_language": expected})
+        assert found.request.target_language == expected
+    session.predictor.target_language = "fr"  # of `dragoman explore --to fr`
+    session.explain(ExplainRequest(text="a b"))
+    assert session.predictor.calls[-1] == ("a b", {})
+
+
 def test_a_task_has_its_own_options(session: ExplorerSession) -> None:
     session.task = "classify"
     request = ExplainRequest(text="a", beam=4, length_penalty=1.0, off=("x0.0",))

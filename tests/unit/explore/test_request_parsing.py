@@ -149,6 +149,16 @@ def test_heads_are_read() -> None:
     assert checks.read_off_request(body, sites={}, switches=["memory", "seed.1"]) == body["heads"]
 
 
+def test_an_attribution_is_of_all_tokens_or_of_one() -> None:
+    method = "input_x_gradient"
+    read = checks.read_attribute_request
+    assert read({"method": method}) == (method, None)
+    assert read({"method": method, "step": 3}, num_steps=4) == (method, 3)
+    for step in (4, -1, "3", None):
+        found = request_error(read, {"method": method, "step": step}, num_steps=4)
+        assert "step must be an integer" in str(found)
+
+
 @pytest.mark.parametrize("method", ["guess", 3, None, ["occlusion"]])
 def test_a_method_is_one_of_four(method: object) -> None:
     found = request_error(checks.read_attribute_request, {"method": method})

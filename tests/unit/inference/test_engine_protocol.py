@@ -17,7 +17,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_interface import SearchStrategy
+from dragoman.decoding.search_strategy_and_backend import SearchStrategy
 from dragoman.errors import BundleError
 from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_trust
 from dragoman.models.factory import build_model

@@ -15,7 +15,7 @@ from dragoman.data.padding_and_length_groups import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_interface import (
+from dragoman.decoding.search_strategy_and_backend import (
     SearchRequest,
     SearchStrategy,
     log_sum_exp,

@@ -156,6 +156,7 @@ def test_all_are_trained_alike_on_words(name: str) -> None:
     assert (found["train.beta2"], found["train.epsilon"]) == (0.999, 1e-8)
     assert found["train.label_smoothing"] == 0.0, "a label is no distribution"
     assert found["train.final_checkpoint"] == "best", "the validation set chooses the epoch"
+    assert found["train.best_metric"] == PAPERS[name].get("train.best_metric", "accuracy")
     assert 0.0 < found["train.ema_decay"] < 1.0
 
 

@@ -12,17 +12,17 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from language_kit import config_of, lines_of
-from tagging_kit import make_config, make_records
+from tagging_kit import make_config, make_records, make_task
 
 from dragoman.bundle.non_translation_bundle_loader import task_text_files
-from dragoman.config import Config
+from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record, open_records
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.runs import non_translation_run_builder
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runtime import signals
-from dragoman.tasks.masked_and_permuted_language_model import MaskedBatch
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedBatch
 from dragoman.tasks.tagging import TaggingTask
 from dragoman.training.progress_display import Phase, QuietProgress
 
@@ -193,3 +193,136 @@ def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
     assert progress.note.call_args.args == (
         "validation sentences: skipped 1 bad line (valid.jsonl 31)",
     )
+
+
+def prepare_classifier(
+    tmp_path: Path, examples: int, *overrides: str
+) -> tuple[Config, non_translation_run_builder.PreparedTask]:
+    """Return the prepared run of a small recipe on texts of ten words."""
+    path = tmp_path / "train.jsonl"
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    rows = [
+        {"text": " ".join(letters[(row + at) % 26] for at in range(10)), "label": row % 2}
+        for row in range(examples)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = read_config(
+        recipe="kim2014",
+        overrides=[f"data.train={path}", "model.width=16", "classify.filters=4", *overrides],
+    )
+    folder = tmp_path / "text"
+    return config, non_translation_run_builder.prepare_task(config, folder, QuietProgress())
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "rows"),
+    [(20, (3, 5), 4), (300, (40, 79), 4), (4800, (36, 40), 120)],
+)
+def test_few_examples_are_trained_on_in_small_batches(
+    examples: int, steps: tuple[int, int], rows: int, tmp_path: Path
+) -> None:
+    """At least 40 steps per epoch, or batches of a few examples; many examples change nothing."""
+    config, prepared = prepare_classifier(tmp_path, examples, "data.hold_out=0")
+    progress = MagicMock(wraps=QuietProgress())
+    fit = non_translation_run_builder.fit_to_few_examples
+    fitted = fit(config, prepared, keep=(), progress=progress)
+    builder = non_translation_run_builder.TaskBuilder(
+        fitted, prepared, device=torch.device("cpu"), progress=progress
+    )
+    assert steps[0] <= builder.steps_of(1.0) <= steps[1]
+    assert all(len(batch) <= 2 * rows for batch in builder.plan.epoch(0))  # type: ignore[attr-defined]
+    notes = [call.args[0] for call in progress.note.call_args_list]
+    changed = fitted.train.batch_tokens != config.train.batch_tokens
+    assert changed == (examples < 4800) == bool(notes)
+    assert all(f"because {examples} examples are few" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keep"),
+    [
+        ([], ["train.batch_tokens"]),
+        (["train.batch_tokens=1100"], []),
+        (["train.epochs=0", "train.steps=9"], []),
+    ],
+)
+def test_a_batch_size_that_was_set_is_kept(
+    overrides: list[str], keep: list[str], tmp_path: Path
+) -> None:
+    """And that of a run of so many steps, whose number does not depend on it."""
+    config, prepared = prepare_classifier(tmp_path, 60, *overrides)
+    fit = non_translation_run_builder.fit_to_few_examples
+    found = fit(config, prepared, keep=keep, progress=QuietProgress())
+    assert found.train.batch_tokens == config.train.batch_tokens
+
+
+def test_the_least_time_of_a_step_is_measured_on_a_part_of_its_batch(tmp_path: Path) -> None:
+    """With gradients, whose sums and carried states are left as they were."""
+    config, prepared = prepare_classifier(tmp_path, 400)
+    builder = non_translation_run_builder.TaskBuilder(
+        config, prepared, device=torch.device("cpu"), progress=QuietProgress()
+    )
+    model = builder.build_model()
+    sizes = list[int]()
+    loss = builder.task.loss
+
+    def count(model: torch.nn.Module, batch: Any) -> Any:
+        sizes.append(len(batch.examples))
+        return loss(model, batch)
+
+    builder.task.loss = count  # type: ignore[method-assign]
+    assert builder.min_step_seconds(model) > 0
+    assert sizes == [25, 25]  # of 120: 256 tokens
+    assert all(parameter.grad is None for parameter in model.parameters())
+    builder.device = torch.device("cuda")
+    assert builder.min_step_seconds(model) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("examples", "overrides", "keep", "chosen"),
+    [
+        (1000, [], [], "last"),
+        (5200, [], [], "best"),
+        (1000, [], ["train.best_metric"], "best"),
+        (1000, ["train.best_metric=loss"], [], "best"),
+        (1000, ["data.hold_out=0"], [], "best"),
+    ],
+)
+def test_few_held_out_examples_choose_no_checkpoint(
+    examples: int, overrides: list[str], keep: list[str], chosen: str, tmp_path: Path
+) -> None:
+    """Unless the metric was chosen; one example in ten is held out."""
+    config, prepared = prepare_classifier(tmp_path, examples, *overrides)
+    progress = MagicMock(wraps=QuietProgress())
+    fitted = non_translation_run_builder.fit_to_few_examples(
+        config, prepared, keep=keep, progress=progress
+    )
+    assert fitted.train.final_checkpoint == chosen
+    notes = [call.args[0] for call in progress.note.call_args_list]
+    assert any("100 validation examples are too few" in note for note in notes) == (
+        chosen == "last"
+    )
+
+
+def test_the_labels_of_a_tagger_are_those_of_its_tokens() -> None:
+    records = make_records(20)
+    task = make_task(records)
+    tokens = sum(len(record.fields["tokens"]) for record in records)
+    assert task.num_scored(task.encode(records)) == tokens > 40
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "epochs"), [(40, 50_000, 200.0), (4, 50_000, 200.0), (40, 9, 0.0)]
+)
+def test_a_small_text_is_read_two_hundred_times_at_most(
+    lines: int, given: int, epochs: float, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.txt"
+    train.write_text("".join(f"{line}\n" for line in lines_of(lines)))
+    config = config_of("transformer", language={"segment": 16}).replace(
+        data={"train": str(train), "hold_out": 0}, train={"steps": given, "batch_tokens": 64}
+    )
+    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+    builder = non_translation_run_builder.TaskBuilder(
+        config, prepared, device=torch.device("cpu"), progress=QuietProgress()
+    )
+    assert builder.max_useful_steps() == (builder.steps_of(epochs) if epochs else given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,16 @@ def test_planned_steps_leave_time_for_validations():
         )
         <= 10
     )
+
+
+def test_a_budget_that_is_too_short_for_a_step_is_compared_with_it():
+    budget = TimeBudget(25.0, spent=12.0, now=Time())
+    assert re.search(
+        "found 25 s, of which preparation and writing take 21 s, and one training step about 1 min",
+        str(budget.too_short_error(61.0)),
+    )
+    for quick in (0.0, 0.2):
+        assert "one training step" not in str(budget.too_short_error(quick))
 
 
 def test_overhead_is_that_of_the_planned_steps():

@@ -17,6 +17,7 @@ from dragoman.config.classification import ClassifyConfig
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.labeled_records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.tasks import classification_preprocessor
 from dragoman.tasks.classification import MAX_GOLDEN_CHARACTERS, ClassificationTask
 from dragoman.tasks.classification_preprocessor import split_document
 from dragoman.text.special_tokens import UNK
@@ -486,6 +487,27 @@ def test_bad_records_are_reported_with_their_line() -> None:
         fit_task(configure(), records_of(*({"text": "a", "label": 1} for _ in range(2))))
     with pytest.raises(DataError, match="must have attributes; found none in the field 'facts'"):
         fit_task(configure(attribute_field="facts", pooling="max"), records)
+
+
+def test_texts_without_words_are_an_error() -> None:
+    with pytest.raises(DataError, match="must have words; found none in 2 examples"):
+        fit_task(configure(), records_of({"text": " ", "label": 1}, {"text": "", "label": 0}))
+
+
+def test_an_empty_label_is_learned_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    records = records_of({"text": "a", "label": ""}, {"text": "b", "label": "x"})
+    assert fit_task(configure(), records).text.labels.names == ("", "x")
+    assert "1 of 2 training examples have an empty label" in caplog.text
+
+
+def test_many_labels_have_fewer_ngrams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most frequent: each has a weight for every label."""
+    monkeypatch.setattr(classification_preprocessor, "MAX_NGRAM_WEIGHTS", 12)
+    records = records_of(*({"text": f"a b c {at} d{at}", "label": str(at)} for at in range(4)))
+    task = fit_task(configure(ngrams=1, ngram_min_count=1), records)
+    assert task.text.ngrams is not None
+    assert len(task.text.ngrams) - 1 == 3
+    assert len(task.text.ngrams.count(["a", "b", "c"]).ids) == 3
 
 
 def test_subwords_are_rejected() -> None:

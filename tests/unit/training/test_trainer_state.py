@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.data.batch_plan import Cursor
 from dragoman.registry import catalogue
-from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedLanguageTask
 from dragoman.tasks.non_translation_task import load_task
 from dragoman.training.data_loader import GlobalBatch
 from dragoman.training.train_step import StepMetrics, StepRequests
@@ -29,6 +29,27 @@ def test_best_metrics_have_the_direction_of_their_task() -> None:
     directions = {name: higher for kind in kinds for name, higher in kind.metrics.items()}
     assert {name for name, higher in directions.items() if not higher} <= LOWER_IS_BETTER
     assert not {name for name, higher in directions.items() if higher} & LOWER_IS_BETTER
+
+
+@pytest.mark.parametrize(
+    ("by", "first", "second", "better"),
+    [
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.6, "loss": 2.0}, True),
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 0.9}, True),
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 1.0}, False),
+        ("accuracy", {"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.4, "loss": 0.1}, False),
+        ("perplexity", {"perplexity": 3.0, "loss": 1.0}, {"perplexity": 3.0, "loss": 0.9}, True),
+        ("accuracy", {"accuracy": 0.5}, {"accuracy": 0.5}, False),
+    ],
+)
+def test_of_equal_metrics_the_lower_loss_is_better(
+    by: str, first: dict[str, float], second: dict[str, float], better: bool
+) -> None:
+    state = TrainerState(max_steps=10)
+    assert state.record_validation(1, first, by)
+    assert state.record_validation(2, second, by) == better
+    assert state.best["step"] == (2 if better else 1)
+    assert state.validations_since_best == (0 if better else 1)
 
 
 def test_ten_bad_steps_in_a_row_are_divergence_and_nine_are_not() -> None:

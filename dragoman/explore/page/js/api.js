@@ -1,11 +1,15 @@
 // What a served page can ask its model; null in a file.
 import { decodeExplanation } from './data.js';
+import { byId } from './dom.js';
+import { translate } from './i18n.js';
 
 async function apiCall(path, body) {
   const response = await fetch(new URL(`api/${path}`, document.baseURI), body && {
     method: 'POST',
     headers: { 'Content-Type': 'application/json' },
     body: JSON.stringify(body),
+  }).catch(() => {
+    throw new Error(translate('page.gone'));
   });
   if (response.ok) return response;
   // Where the answer is not JSON, the status line is all there is.
@@ -27,7 +31,7 @@ function createApi() {
     explain: (request) => explanation('explain', request),
     branch: (step, token) => explanation(`${here}branch`, { step, token }),
     off: (heads) => json(`${here}off`, { heads }),
-    attribute: (method) => json(`${here}attribute`, { method }),
+    attribute: (method, step) => json(`${here}attribute`, { method, step }),
     // Exact effect of every head, one call of onHead(name, exact) as each line of JSON arrives.
     async effects(onHead) {
       const { body } = await apiCall(`${here}effects`, {});
@@ -54,4 +58,4 @@ function createApi() {
   };
 }
 
-export const api = document.getElementById('explanation') ? null : createApi();
+export const api = byId('explanation') ? null : createApi();

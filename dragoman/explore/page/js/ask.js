@@ -2,7 +2,7 @@
 import { make, setChildren } from './dom.js';
 import { addTexts, formatNumber } from './i18n.js';
 import { copyAddress, joinTexts, termList } from './parts.js';
-import { explainCommand } from './strip.js';
+import { explainCommand, languageName } from './strip.js';
 import { formatFragment, fragmentText } from './url.js';
 
 const askText = addTexts('ask', {
@@ -14,6 +14,8 @@ const askText = addTexts('ask', {
   'text@other': ['Input', '输入'],
   submit: ['Translate', '翻译'],
   'submit@other': ['Run', '运行'],
+  to: ['Translate into', '译成'],
+  auto: ['automatic', '自动'],
   beam: ['Beam', '束宽'],
   penalty: ['Length penalty', '长度惩罚'],
   more: ['Force a beginning, or compare a reference', '指定开头，或比较参考译文'],
@@ -37,13 +39,14 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, w
   }
   const line = { type: 'text', dir: 'auto', spellcheck: 'false' };
   const inputs = {
+    to: make('select'),
     text: make('textarea', { ...line, type: null, rows: 3, maxlength: session.limits?.characters, required: true }),
     beam: make('input', { type: 'number', min: 1, max: session.limits?.beam ?? 16, step: 1, inputmode: 'numeric' }),
     penalty: make('input', { type: 'number', min: 0, max: 5, step: 'any', inputmode: 'decimal' }),
     prefix: make('input', line),
     reference: make('input', line),
   };
-  const { text, beam, penalty, prefix, reference } = inputs;
+  const { to, text, beam, penalty, prefix, reference } = inputs;
   const problem = make('p.problem', { id: 'ask-problem', role: 'alert', hidden: true });
   text.value = fragmentText(location.hash);
   text.addEventListener('keydown', (event) => {
@@ -73,8 +76,12 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, w
       event.preventDefault();
       submit();
     };
+    const into = to.value;
+    setChildren(to, ['', ...session.targets ?? []].map((each) => make('option', { value: each }, each ? languageName(each) : askText('auto'))));
+    to.value = into;
     setChildren(body, make('form.ask', { novalidate: true, onsubmit },
       field('text'),
+      session.targets?.length > 1 && field('to'),
       searches && make('div.pair', field('beam'), field('penalty')),
       searches && make('details.more', { open: Boolean(prefix.value || reference.value) },
         make('summary', askText('more')), field('prefix', true), field('reference', true)),
@@ -119,6 +126,7 @@ export function mountAsk(body, { store, api, session, onExplanation, announce, w
       return;
     }
     const request = { text: text.value, off: store.get().off };
+    if (to.value) request.target_language = to.value;
     if (beam.value) request.beam = Number(beam.value);
     if (penalty.value) request.length_penalty = Number(penalty.value);
     for (const key of ['prefix', 'reference']) if (inputs[key].value.trim()) request[key] = inputs[key].value;

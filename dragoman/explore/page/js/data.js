@@ -67,9 +67,19 @@ export function decodeExplanation(json) {
     ...json,
     tensors: { ...json.tensors },
     tensor: (name) => (name in ex.tensors ? decoded[name] ??= decodeTensor(ex.tensors[name]) : null),
-    // More tensors that came later (an attribution on demand).
-    addTensors(tensors) {
-      Object.assign(ex.tensors, tensors);
+    // An attribution that came later. If it is of target token t alone, other rows are zero and stay as they were.
+    addAttribution({ attribution, tensors }, t) {
+      for (const [name, tensor] of Object.entries(tensors)) {
+        const known = t >= 0 && ex.tensor(name);
+        if (known) {
+          const row = [t * known.shape[1], (t + 1) * known.shape[1]];
+          known.data.set(decodeTensor(tensor).data.subarray(...row), row[0]);
+        } else {
+          ex.tensors[name] = tensor;
+          delete decoded[name];
+        }
+      }
+      if (!ex.attribution.some(({ method }) => method === attribution.method)) ex.attribution.push(attribution);
       memo.clear();
     },
     site: (id) => sites.get(id),
@@ -89,6 +99,8 @@ export function decodeExplanation(json) {
       const matrix = !ex.hasClasses && sites.get(id)?.key === 'source' && ex.siteMatrix(id, 'weights');
       return matrix ? dataRow(matrix, head, t, source.tokens.length) : null;
     },
+    // Steps whose attribution is still to be asked for.
+    pending: new Set(json.missing.attribution && !json.attribution.length ? steps.keys() : []),
     // Whether the target is a list of classes with one step for all of them.
     hasClasses: ['classify', 'pairs'].includes(json.model.task),
     // The token that stands at step t: of a classifier, the predicted class.
@@ -99,12 +111,14 @@ export function decodeExplanation(json) {
     },
     // Attributions that have numbers here.
     attributions: () => ex.attribution.filter((entry) => ex.tensor(entry.source)),
-    // The numbers of an attribution for target token t, one for each source token, or null. A language model has no
-    // source: it reads its own text, one position earlier.
+    // The numbers of an attribution for target token t, one for each source token, or null: they are all zero where they
+    // were not computed, and for a hard choice of positions, which has no gradient. A language model has no source: it
+    // reads its own text, one position earlier.
     attributionRow(entry, t) {
       const count = source.tokens.length || target.tokens.length;
       const { data, shape } = ex.tensor(source.tokens.length ? entry.source : entry.target) ?? { shape: [] };
-      return t < shape[0] && shape[1] === count ? data.subarray(t * count, (t + 1) * count) : null;
+      const row = t < shape[0] && shape[1] === count && data.subarray(t * count, (t + 1) * count);
+      return row && row.some(Boolean) ? row : null;
     },
     // Cross-attention of target token t, averaged over all heads, or null.
     attentionMean: (t) => remember(`mean ${t}`, () => {
@@ -115,8 +129,7 @@ export function decodeExplanation(json) {
     sourceWeights: (t) => remember(`source ${t}`, () => {
       const [entry] = ex.attributions();
       const row = entry && ex.attributionRow(entry, t);
-      const isUsed = row?.some(Boolean); // a hard choice of positions has no gradient
-      const sizes = isUsed ? Float32Array.from(row, Math.abs) : ex.attentionMean(t);
+      const sizes = row ? Float32Array.from(row, Math.abs) : ex.attentionMean(t);
       if (!sizes || !source.tokens.length) return null;
       const sum = sizes.reduce((a, b) => a + b, 0) || 1;
       const values = sizes.map((value) => value / sum);
@@ -124,7 +137,7 @@ export function decodeExplanation(json) {
       values.forEach((value, i) => {
         if (!source.tokens[i].special && !(value <= values[strongest])) strongest = i;
       });
-      return { values, from: isUsed ? 'attribution' : 'attention', strongest };
+      return { values, from: row ? 'attribution' : 'attention', strongest };
     }),
     // The cross-attention head that attends most to what counted most for token t: {name, site, head, weight, src}.
     strongestHead: (t) => remember(`head ${t}`, () => {

@@ -31,3 +31,7 @@ export function setAttributes(node, attributes) {
   }
   return node;
 }
+
+export const byId = (id) => document.getElementById(id);
+
+export const rootElement = document.documentElement;

@@ -57,28 +57,62 @@ function palette() {
   return drawColours;
 }
 
-// Image of rows x cols values from `start`, at most `most` pixels a side: then each shows the maximum of a block.
-export function cellImage(data, start, rows, cols, { scale = 1, signed = false, most = Infinity } = {}) {
-  const table = palette()[signed ? 'signed' : 'heat'];
+// Colours of rows x cols values from `start`, each as a number in the table `heat` or `signed`: {codes, width, height}.
+// At most `most` a side: then each is the largest of a block.
+function cellCodes(data, start, rows, cols, { scale = 1, signed = false, most = Infinity }) {
   const [height, width] = [rows, cols].map((count) => clamp(count, 1, most));
-  const largest = new Float32Array(width * height);
+  const codes = new Float32Array(width * height);
   const columns = Uint32Array.from({ length: cols }, (_, c) => Math.floor((c * width) / cols));
   for (let r = 0; r < rows; r++) {
     const row = Math.floor((r * height) / rows) * width;
     for (let c = 0; c < cols; c++) {
       const at = row + columns[c];
       const value = data[start + r * cols + c];
-      if (Math.abs(value) > Math.abs(largest[at])) largest[at] = value;
+      if (Math.abs(value) > Math.abs(codes[at])) codes[at] = value;
     }
   }
-  const image = new ImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
   // By the square root, so that small weights are seen; signed values from the middle.
-  for (let i = 0; i < pixels.length; i++) {
-    const root = Math.min(1, Math.sqrt(Math.abs(largest[i]) / scale));
-    pixels[i] = table[signed ? 127 + Math.sign(largest[i]) * Math.round(127 * root) : Math.round(255 * root)];
+  for (let i = 0; i < codes.length; i++) {
+    const root = Math.min(1, Math.sqrt(Math.abs(codes[i]) / scale));
+    codes[i] = signed ? 127 + Math.sign(codes[i]) * Math.round(127 * root) : Math.round(255 * root);
   }
+  return { codes, width, height };
+}
+
+export function cellImage(data, start, rows, cols, options = {}) {
+  const table = palette()[options.signed ? 'signed' : 'heat'];
+  const { codes, width, height } = cellCodes(data, start, rows, cols, options);
+  const image = new ImageData(width, height);
+  new Uint32Array(image.data.buffer).set(Uint32Array.from(codes, (code) => table[code]));
   return image;
+}
+
+// Small maps of one size, `across` in each row of one picture: the browser takes longer to show a canvas of its own for
+// each than to paint all of them.
+export function tilePicture(count, side, across) {
+  const width = side * across;
+  const height = side * Math.ceil(count / across);
+  const file = new Uint8Array(1078 + width * height); // a bitmap of 256 colours: headers, colours, pixels
+  const head = new DataView(file.buffer);
+  head.setUint16(0, 0x424d);
+  [[10, 1078], [14, 40], [18, width], [22, -height], [26, 0x80001]].forEach(([at, value]) => head.setInt32(at, value, true));
+  return {
+    // Draw the values of a head as tile `index`.
+    paint(index, data, start, rows, cols, scale) {
+      const small = cellCodes(data, start, rows, cols, { scale, most: side });
+      const columns = Uint8Array.from({ length: side }, (_, x) => Math.floor((x * small.width) / side));
+      let at = 1078 + Math.floor(index / across) * side * width + (index % across) * side;
+      for (let y = 0; y < side; y++, at += width) {
+        const row = Math.floor((y * small.height) / side) * small.width;
+        for (let x = 0; x < side; x++) file[at + x] = small.codes[row + columns[x]];
+      }
+    },
+    // The picture as an address.
+    address() {
+      palette().heat.forEach((colour, i) => head.setUint32(54 + 4 * i, colour << 8));
+      return `data:image/bmp;base64,${file.toBase64?.() ?? btoa(file.reduce((text, byte) => text + String.fromCharCode(byte), ''))}`;
+    },
+  };
 }
 
 export function paintImage(canvas, image) {

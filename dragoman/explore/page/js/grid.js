@@ -1,6 +1,6 @@
 // All heads at a glance: one thumbnail each, in groups, sorted and filtered by what was computed about them.
 import { make, setAttributes, setChildren } from './dom.js';
-import { cellImage, paintImage } from './draw.js';
+import { tilePicture } from './draw.js';
 import { addTexts, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { rovingFocus } from './keys.js';
 import { clamp, fillGroup, hasModifier, joinTexts, makeField } from './parts.js';
@@ -64,9 +64,10 @@ addTexts('label', {
   dead: ['dead: adds less than 1 % of what its layer’s heads add', '失效：所加的不到本层各头总和的 1 %'],
 });
 
-const GRID_SIDE = 64;
+const GRID_SIDE = 50; // pixels of a map, as wide as its cell
+const GRID_ACROSS = 16; // maps in a row of the picture
 const gridScales = new WeakMap();
-const whenIdle = globalThis.requestIdleCallback ?? ((task) => setTimeout(task, 200, { timeRemaining: () => 50 }));
+const whenIdle = globalThis.requestIdleCallback ?? ((task) => setTimeout(task, 99, { didTimeout: true }));
 
 // Largest size of a matrix's values; attention weights always go from 0 to 1.
 export function matrixScale(matrix, measure) {
@@ -119,12 +120,14 @@ const gridLabels = (summary) => [...summary?.labels ?? []].sort((a, b) => b[1] -
 
 const gridLabelTexts = (summary) => gridLabels(summary).map(([label, score]) => `${gridLabel(label).title} ${formatNumber(score)}`).join(', ');
 
+const gridHeads = (ex) => ex.sites.filter((site) => site.tensor).flatMap((site) => Array.from({ length: site.heads }, (_, head) => {
+  const name = headName(site.id, head);
+  return { name, site, summary: ex.headSummary(name) };
+}));
+
 // Heads by group: [{title, rows: [{title, heads, value}]}] in the order that the state asks for.
 function gridGroups(ex, { sort, label: wanted }) {
-  const heads = ex.sites.filter((site) => site.tensor).flatMap((site) => Array.from({ length: site.heads }, (_, head) => {
-    const name = headName(site.id, head);
-    return { name, site, summary: ex.headSummary(name) };
-  })).filter(({ summary }) => !wanted || gridLabels(summary).some(([label]) => label === wanted));
+  const heads = gridHeads(ex).filter(({ summary }) => !wanted || gridLabels(summary).some(([label]) => label === wanted));
   // One row, by the number of each head; without a number it comes last.
   const sorted = (list, number, format) => {
     const value = (each) => number(each) ?? Infinity;
@@ -191,16 +194,17 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
   const legend = make('p.ramp-legend', { 'aria-hidden': true });
   const count = make('p.quiet', { role: 'status' });
   let cells = new Map(); // by the head's name
-  let drawn = new WeakSet();
   let table = null;
   let filled = null; // the explanation whose heads the cells are
   let pointed = null;
+  let picture = null; // the maps of all heads, in the order of `names`
+  let names = [];
+  let done = 0; // maps that are drawn
   let idle = 0;
 
-  const watcher = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) if (isIntersecting) draw(target.parentElement);
-  }, { rootMargin: '160px' });
-  addEventListener('beforeprint', () => [...cells.values()].forEach(draw));
+  const sheet = new CSSStyleSheet();
+  document.adoptedStyleSheets.push(sheet);
+  addEventListener('beforeprint', () => drawRest({ didTimeout: true }));
   const roving = rovingFocus(board, { items: () => [...cells.values()] });
 
   function nameOf(target) {
@@ -211,39 +215,30 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     return board.contains(document.activeElement) ? nameOf(document.activeElement) : null;
   }
 
-  function draw(cell) {
-    if (drawn.has(cell) || !cell.isConnected) return;
-    drawn.add(cell);
-    const [id, head] = parseHead(cell.dataset.head);
+  function draw(index) {
+    const [id, head] = parseHead(names[index]);
     const { measure } = store.get();
-    const own = current().siteMatrix(id, measure);
-    const matrix = own ?? current().siteMatrix(id, 'weights');
+    const own = filled.siteMatrix(id, measure);
+    const matrix = own ?? filled.siteMatrix(id, 'weights');
     const [, rows, cols] = matrix.shape;
-    const scale = matrixScale(matrix, own ? measure : 'weights');
-    paintImage(cell.firstChild, cellImage(matrix.data, head * rows * cols, rows, cols, { scale, most: GRID_SIDE }));
+    picture.paint(index, matrix.data, head * rows * cols, rows, cols, matrixScale(matrix, own ? measure : 'weights'));
   }
 
-  function missing() {
-    return [...cells.values()].filter((cell) => !drawn.has(cell));
+  // Draw while nothing else is to do, then show all maps at once.
+  function drawRest(deadline) {
+    idle = 0;
+    while (done < names.length && (deadline.didTimeout || deadline.timeRemaining() >= 2)) draw(done++);
+    if (done < names.length) drawLater();
+    else if (filled) sheet.replaceSync(`.head-cell i{background-image:url(${picture.address()})}`);
   }
 
-  // What is out of sight follows when nothing else is to do, so that it is there in print and in pictures.
-  function drawLater(deadline) {
-    const left = missing();
-    while (left.length && deadline.timeRemaining() >= 4) draw(left.shift());
-    idle = left.length && whenIdle(drawLater);
-  }
-
-  // Draw what is not drawn yet: first what is in view.
-  function drawMissing() {
-    watcher.disconnect();
-    idle ||= whenIdle(drawLater);
-    for (const cell of missing()) watcher.observe(cell.firstChild);
+  function drawLater() {
+    idle ||= whenIdle(drawRest, { timeout: 100 });
   }
 
   function redraw() {
-    drawn = new WeakSet();
-    drawMissing();
+    done = 0;
+    drawLater();
   }
 
   // What is known about the head under the pointer, in focus or selected.
@@ -292,15 +287,20 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     const ex = current();
     const state = store.get();
     const focused = focusedName();
-    const known = filled === ex ? cells : new Map();
-    filled = ex;
+    if (filled !== ex) {
+      filled = ex;
+      names = gridHeads(ex).map((each) => each.name);
+      picture = tilePicture(names.length, GRID_SIDE, GRID_ACROSS);
+      setAttributes(board, { var: { rows: Math.ceil(names.length / GRID_ACROSS) } });
+      sheet.replaceSync('');
+      redraw();
+    }
     cells = new Map();
-    // A head's cell: the one there was, with its picture, if only the order changes.
     const makeCell = (each, value) => {
-      const cell = known.get(each.name) ?? make('button.head-cell', {
-        tabindex: -1, 'data-head': each.name, 'aria-describedby': 'head-read',
-      }, make('canvas', { width: 1, height: 1, 'aria-hidden': true }));
-      setChildren(cell, cell.firstChild, value && make('span.head-value', value(each)));
+      const at = names.indexOf(each.name);
+      const cell = make('button.head-cell', { tabindex: -1, 'data-head': each.name, 'aria-describedby': 'head-read' },
+        make('i', { 'aria-hidden': true, var: { x: at % GRID_ACROSS, y: Math.floor(at / GRID_ACROSS) } }),
+        value && make('span.head-value', value(each)));
       cells.set(each.name, cell);
       return cell;
     };
@@ -312,7 +312,6 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
         make('div.heads-cells', row.heads.map((each) => makeCell(each, row.value))))))));
     count.textContent = state.label ? headsText('count', { count: cells.size, label: gridLabel(state.label).title }) : '';
     mark(true);
-    drawMissing();
     if (focused) roving.focus(cells.get(focused));
     table.refresh();
   }

@@ -1,5 +1,6 @@
 // Every visible string, in English and Chinese; a module adds its own at its top. English of what stands in index.html
 // is taken from there: such a key has only its Chinese string here.
+import { rootElement } from './dom.js';
 
 const I18N_TABLES = { en: {}, zh: {} };
 const i18nPlaces = () => document.querySelectorAll('[data-i18n], [data-i18n-label]');
@@ -39,7 +40,7 @@ export const currentLanguage = () => i18nLanguage;
 // Use "en", "zh", or for "" what the browser asks for; also names the elements with data-i18n.
 export function setLanguage(wanted) {
   i18nLanguage = /^zh/i.test(wanted || navigator.language) ? 'zh' : 'en';
-  document.documentElement.lang = i18nLanguage === 'zh' ? 'zh-Hans' : 'en';
+  rootElement.lang = i18nLanguage === 'zh' ? 'zh-Hans' : 'en';
   for (const place of i18nPlaces()) {
     const { i18n, i18nLabel } = place.dataset;
     if (i18n) place.textContent = translate(i18n);
@@ -90,6 +91,7 @@ addTexts('page', {
   foot: ['The model computed every number here for this text. Attention shows what a head reads, not why the model chose its output.', '本页的数字都是模型为这段文字算出的。注意力说明一个头在读什么，不是模型这样输出的原因。'],
   checks: ['Recorded and ordinary forward pass differ by at most {capture}.', '记录时与普通前向计算最多相差 {capture}。'],
   failed: ['That did not work: {error}', '没有成功：{error}'],
+  gone: ['The server does not answer: was it stopped?', '服务器没有应答。'],
   loading: ['Working…', '计算中…'],
   builtIn: ['built-in model', '内置模型'],
   close: ['Close', '关闭'],

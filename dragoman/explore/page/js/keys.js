@@ -1,5 +1,5 @@
 // The keyboard: F6 between regions, arrows inside a widget, single letters while focus is in a widget, ? for help.
-import { make, setChildren } from './dom.js';
+import { byId, make, setChildren } from './dom.js';
 import { addTexts, translate } from './i18n.js';
 import { hasModifier, isEnter, panelOf, termList } from './parts.js';
 
@@ -89,7 +89,7 @@ export function rovingFocus(container, { items, rtl, vertical, onMove, onPress }
 }
 
 function keysShowHelp() {
-  const dialog = document.getElementById('help');
+  const dialog = byId('help');
   const close = make('button.plain', { onclick: () => dialog.close() }, translate('page.close'));
   setChildren(dialog,
     make('h2', { id: 'help-title' }, translate('page.help')),
@@ -103,7 +103,7 @@ function keysShowHelp() {
 
 // `actions` maps a key ("a", "[") to a function; it runs while the focus is inside [data-widget].
 export function connectKeys({ views, visit, actions }) {
-  document.getElementById('tool-help').addEventListener('click', keysShowHelp);
+  byId('tool-help').addEventListener('click', keysShowHelp);
   document.addEventListener('keydown', (event) => {
     const { key, target } = event;
     if (event.defaultPrevented || hasModifier(event)) return;
@@ -112,7 +112,7 @@ export function connectKeys({ views, visit, actions }) {
       const shown = views.filter((view) => !panelOf(view).hidden);
       const at = shown.indexOf(document.activeElement?.closest('section.panel')?.id.replace('panel-', ''));
       action = () => visit(shown.at(event.shiftKey ? Math.max(at, 0) - 1 : (at + 1) % shown.length));
-    } else if (!keysTyping(target) && !document.getElementById('help').open) {
+    } else if (!keysTyping(target) && !byId('help').open) {
       if (key === '?') action = keysShowHelp;
       else if (target.closest('[data-widget]')) action = actions[key.length === 1 ? key.toLowerCase() : key];
     }

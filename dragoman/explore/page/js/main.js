@@ -5,7 +5,7 @@
 // A function given to onExplanation runs with every new explanation and again when the language changes,
 // so strings made there are always in the page's language. A panel that the explanation's `missing`
 // names is hidden behind that sentence; its listeners still run and must bear absent data.
-import { make, setChildren } from './dom.js';
+import { byId, make, rootElement, setChildren } from './dom.js';
 import { headName, parseHead, store, VIEWS } from './state.js';
 import { connectUrl, formatFragment } from './url.js';
 import { readIsland } from './data.js';
@@ -13,7 +13,7 @@ import { currentLanguage, setLanguage, setTask, translate } from './i18n.js';
 import { api } from './api.js';
 import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
-import { copyAddress, joinTexts, panelOf, scrollToPanel } from './parts.js';
+import { clamp, copyAddress, joinTexts, panelOf, scrollToPanel } from './parts.js';
 import { mountAsk } from './ask.js';
 import { mountTour } from './tour.js';
 import { mountStrip } from './strip.js';
@@ -37,13 +37,11 @@ const MOUNTS = {
 let mainExplanation = null;
 const mainListeners = [];
 
-const mainElement = (id) => document.getElementById(id);
-
 const mainBody = (view) => panelOf(view).querySelector('.panel-body');
 
 // The sections of the panels, in the order of the page.
 function mainBuildPanels() {
-  mainElement('main').append(...VIEWS.map((view) => make('section.panel', {
+  byId('main').append(...VIEWS.map((view) => make('section.panel', {
     id: `panel-${view}`, 'aria-labelledby': `title-${view}`, tabindex: -1,
   }, make('header', make('h2', { id: `title-${view}`, 'data-i18n': `${view}.title` }), make('p.purpose', { 'data-i18n': `${view}.purpose` })),
   make('div.panel-body'), make('p.missing', { hidden: true }))));
@@ -54,7 +52,7 @@ let mainTimer = 0;
 function mainAnnounce(text) {
   clearTimeout(mainTimer);
   mainTimer = setTimeout(() => {
-    mainElement('live').textContent = text;
+    byId('live').textContent = text;
   }, 300);
 }
 
@@ -71,7 +69,7 @@ async function mainWait(answer) {
 }
 
 function mainShowError(error) {
-  const banner = mainElement('page-error');
+  const banner = byId('page-error');
   banner.hidden = !error;
   banner.textContent = error ? translate('page.failed', { error: error.message }) : '';
 }
@@ -119,13 +117,13 @@ function mainShowModel(ex) {
   const name = path?.split(/[\\/]/).filter((part) => part && part !== '.').pop() || (path === '' ? translate('page.builtIn') : given);
   const counts = { layers: joinTexts([layers?.encoder, layers?.decoder], ' + '), heads, width };
   const facts = Object.entries(counts).map(([key, count]) => count && translate(`page.${key}`, { count }));
-  setChildren(mainElement('model-line'),
+  setChildren(byId('model-line'),
     name && [make('strong', make('bdi', name)), ' · '],
     joinTexts([family, ...facts], ' · '),
   );
   if (name && api) document.title = translate('page.document', { model: name });
   const capture = ex?.checks?.capture?.toExponential(0);
-  mainElement('foot-line').textContent = `${translate('page.foot')} ${capture ? translate('page.checks', { capture }) : ''}`;
+  byId('foot-line').textContent = `${translate('page.foot')} ${capture ? translate('page.checks', { capture }) : ''}`;
 }
 
 function mainShowOff({ off }) {
@@ -133,7 +131,7 @@ function mainShowOff({ off }) {
     store.set({ off: [] }, { push: true });
     mainAnnounce(translate('off.cleared'));
   };
-  const banner = mainElement('off-banner');
+  const banner = byId('off-banner');
   banner.hidden = !off.length;
   setChildren(banner,
     make('span', translate('off.banner', { heads: off.join(', ') })),
@@ -141,10 +139,23 @@ function mainShowOff({ off }) {
   );
 }
 
+// Attribute the selected token, where the text was too long for attributing all of them.
+let mainAsking = false;
+async function mainAttribute() {
+  const ex = mainExplanation;
+  const { step } = store.get();
+  if (!api || mainAsking || !ex?.pending.delete(step)) return;
+  mainAsking = true;
+  await api.attribute(ex.model.attributions[0], step).then((found) => ex.addAttribution(found, step), mainShowError);
+  mainAsking = false;
+  if (mainExplanation) store.renew('step');
+}
+
 function mainNotify() {
   mainShowModel(mainExplanation);
   mainShowMissing(mainExplanation);
   if (mainExplanation) for (const listener of mainListeners) listener(mainExplanation);
+  mainAttribute();
 }
 
 // The tour is about a translation; other tasks have their own words.
@@ -181,7 +192,7 @@ function mainShowNav() {
       mainVisit(view);
     },
   }, translate(`nav.${view}`)));
-  setChildren(mainElement('panel-nav'), make('ul', VIEWS.filter((view) => !panelOf(view).hidden).map(link)));
+  setChildren(byId('panel-nav'), make('ul', VIEWS.filter((view) => !panelOf(view).hidden).map(link)));
 }
 
 // Go to a panel: its first tab stop gets the focus, or the panel itself.
@@ -199,9 +210,8 @@ function mainMoveHead(layers, heads) {
   const state = store.get();
   const here = ex.site(state.site) ?? ex.sites[0];
   const group = ex.sites.filter((site) => site.group === here.group);
-  const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
-  const site = group[clamp(group.indexOf(here) + layers, group.length)];
-  const head = clamp((state.head ?? 0) + heads, site.heads);
+  const site = group[clamp(group.indexOf(here) + layers, 0, group.length - 1)];
+  const head = clamp((state.head ?? 0) + heads, 0, site.heads - 1);
   store.set({ site: site.id, head, zoom: site === here ? state.zoom : null });
   mainAnnounce(headName(site.id, head));
 }
@@ -223,7 +233,7 @@ const mainContext = {
 };
 
 async function mainLoad() {
-  const island = mainElement('explanation');
+  const island = byId('explanation');
   if (island) return readIsland(island);
   const session = await api.session();
   mainContext.session = session;
@@ -256,15 +266,15 @@ async function mainStart() {
   mainBuildPanels();
   const flush = connectUrl(store, (state) => mainFit(mainExplanation, state), mainNavigate);
   setLanguage(store.get().lang);
-  const language = mainElement('tool-lang');
-  const nameTheme = connectTheme(mainElement('tool-theme'));
+  const language = byId('tool-lang');
+  const nameTheme = connectTheme(byId('tool-theme'));
   const other = () => (currentLanguage() === 'zh' ? 'en' : 'zh');
   const nameLanguage = () => {
     language.textContent = translate('page.language');
     language.lang = other() === 'zh' ? 'zh-Hans' : 'en';
   };
   language.addEventListener('click', () => store.set({ lang: other() }));
-  mainElement('tool-link').addEventListener('click', () => {
+  byId('tool-link').addEventListener('click', () => {
     flush();
     copyAddress(location.href, mainAnnounce);
   });
@@ -280,6 +290,7 @@ async function mainStart() {
       mainNotify();
     }
     if (changed.has('off') || changed.has('lang')) mainShowOff(state);
+    if (changed.has('step')) mainAttribute();
     mainShowNav();
   });
   connectKeys({
@@ -311,7 +322,7 @@ async function mainStart() {
   }
   mainShowOff(store.get());
   if (store.get().view !== 'strip') scrollToPanel(store.get().view);
-  document.documentElement.dataset.ready = 'true';
+  rootElement.dataset.ready = 'true';
 }
 
 mainStart();

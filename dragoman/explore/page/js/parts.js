@@ -1,5 +1,5 @@
 // What several panels share: short forms for elements and sentences, links, and the way to a panel.
-import { make, setChildren } from './dom.js';
+import { byId, make, setChildren } from './dom.js';
 import { formatProbability, translate } from './i18n.js';
 import { fill } from './text.js';
 import { onTheme } from './theme.js';
@@ -51,7 +51,7 @@ export async function copyAddress(address, announce) {
   announce(translate(copied ? 'page.copied' : 'page.copyFailed'));
 }
 
-export const panelOf = (view) => document.getElementById(`panel-${view}`);
+export const panelOf = (view) => byId(`panel-${view}`);
 
 export function scrollToPanel(view) {
   const calm = matchMedia('(prefers-reduced-motion: reduce)').matches;

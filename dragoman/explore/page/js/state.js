@@ -50,6 +50,10 @@ function createStore() {
       for (const listener of listeners) listener(state, changed, { push });
     },
     subscribe: (listener) => listeners.push(listener),
+    // Show again what depends on a key, as if it had changed.
+    renew(key) {
+      for (const listener of listeners) listener(state, new Set([key]), {});
+    },
   };
 }
 

@@ -81,7 +81,7 @@ function stripTargetName(ex, t) {
     + (forced ? stripText('nameForced') : '');
 }
 
-function stripLanguage(code) {
+export function languageName(code) {
   try {
     return new Intl.DisplayNames([currentLanguage()], { type: 'language' }).of(code);
   } catch {
@@ -198,7 +198,7 @@ export function mountStrip(body, { store, api, current, onExplanation, announce,
     run.setAttribute('aria-labelledby', id);
     const select = (item) => store.set({ [key]: Number(item.dataset.token) });
     const roving = rovingFocus(run, { items: () => items, rtl: () => side.dir === 'rtl', vertical: true, onMove: select, onPress: select });
-    const language = side.lang && make('span.quiet', ` · ${stripLanguage(side.lang)}`);
+    const language = side.lang && make('span.quiet', ` · ${languageName(side.lang)}`);
     const title = translate(name === 'source' ? 'strip.source' : 'strip.title');
     return { items, roving, node: make(`div.side.${name}`, make('h3', { id }, title, language), run) };
   }

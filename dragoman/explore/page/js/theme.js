@@ -1,9 +1,11 @@
 // Light, dark or the system's choice, and the theme's colours for canvases.
+import { byId, rootElement } from './dom.js';
 import { translate } from './i18n.js';
 
 const THEMES = ['auto', 'light', 'dark'];
 const themeListeners = new Set();
 let themeChoice = 'auto';
+let themeOfPrint = '';
 
 function themeStorage(value) {
   try {
@@ -16,9 +18,9 @@ function themeStorage(value) {
 }
 
 function themeApply(button) {
-  const root = document.documentElement;
-  if (themeChoice === 'auto') delete root.dataset.theme;
-  else root.dataset.theme = themeChoice;
+  const theme = themeOfPrint || themeChoice;
+  if (theme === 'auto') delete rootElement.dataset.theme;
+  else rootElement.dataset.theme = theme;
   button.textContent = translate(`page.theme.${themeChoice}`);
   for (const listener of themeListeners) listener();
 }
@@ -30,7 +32,7 @@ export function onTheme(listener) {
 
 // A custom property of app.css, without its dashes ("accent"), as a colour that a canvas understands.
 export function themeColor(name) {
-  const probe = document.getElementById('live');
+  const probe = byId('live');
   probe.style.color = `var(--${name})`;
   const color = getComputedStyle(probe).color;
   probe.style.color = '';
@@ -47,6 +49,13 @@ export function connectTheme(button) {
   });
   for (const query of ['(prefers-color-scheme: dark)', '(forced-colors: active)']) {
     matchMedia(query).addEventListener('change', () => themeApply(button));
+  }
+  // Paper is light, and canvases have no print style.
+  for (const [event, theme] of [['beforeprint', 'light'], ['afterprint', '']]) {
+    addEventListener(event, () => {
+      themeOfPrint = theme;
+      themeApply(button);
+    });
   }
   themeApply(button);
   return () => themeApply(button);

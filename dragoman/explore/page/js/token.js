@@ -125,9 +125,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     if (!ex.attributions().some((each) => each.method === wanted)) {
       for (const button of methods.children) button.disabled = true;
       try {
-        const { tensors, attribution } = await api.attribute(wanted);
-        asked.addTensors(tensors);
-        asked.attribution.push(attribution);
+        asked.addAttribution(await api.attribute(wanted));
         announce(tokenText('methodReady', { method: methodTitle(wanted) }));
       } catch (error) {
         wanted = method;

@@ -1,5 +1,5 @@
 // Eight steps over the person's own sentence; every number and word in them is computed from the explanation.
-import { make, setChildren } from './dom.js';
+import { make, rootElement, setChildren } from './dom.js';
 import { addTexts, formatChange, translate } from './i18n.js';
 import { formatPart } from './strip.js';
 import { beamScores, buildBeam } from './beam.js';
@@ -11,7 +11,7 @@ import { quoted, shortened, tokenLabel } from './text.js';
 
 const tourText = addTexts('tour', {
   title: ['Guided tour', '导览'],
-  purpose: ['Eight short steps over this very sentence, from tokens to what attention does not show.', '就用这个句子走八小步：从词元开始，直到注意力没有告诉我们的事。'],
+  purpose: ['Eight short steps over this sentence, from tokens to what attention does not show.', '用这个句子走八小步：从词元到注意力没有告诉我们的事。'],
   start: ['Start the tour', '开始导览'],
   at: ['Step {at} of 8', '第 {at} 步，共 8 步'],
   next: ['Next', '下一步'],
@@ -24,7 +24,7 @@ const tourText = addTexts('tour', {
   '1.text': ['Your sentence became {source} tokens and the translation {target}, each with a line under it.', '你的句子变成了 {source} 个词元，译文有 {target} 个，每个下面都有一条线。'],
   '1.split': ['{word} is {count} tokens: {parts}.', '{word} 由 {count} 个词元组成：{parts}。'],
   '2.title': ['Every token has a probability', '每个词元都有概率'],
-  '2.text': ['The model was least sure of {token}, with {p}. Its next choice was {other} with {q}; take it in the list of alternatives to see where it leads.', '模型最没把握的是 {token}，概率 {p}。下一个选择是 {other}，{q}；在备选列表中采用它，看看会得到什么句子。'],
+  '2.text': ['The model was least sure of {token}, with {p}. Its next choice was {other} with {q}; take it and see where it leads.', '模型最没把握的是 {token}，概率 {p}。下一个选择是 {other}，{q}；采用它，看看会得到什么句子。'],
   '3.title': ['The search follows several hypotheses', '搜索同时跟踪几个假设'],
   '3.text': ['Every step kept the {width} best beginnings. The runner-up {other} ended with {score}, the translation with {best}: the higher score wins.', '每一步保留最好的 {width} 个开头。第二名 {other} 得分 {score}，译文 {best}，高者胜出。'],
   '3.alone': ['Every step kept the {width} best beginnings; only this one ended.', '每一步保留最好的 {width} 个开头，只有这一个写完了。'],
@@ -32,7 +32,7 @@ const tourText = addTexts('tour', {
   '4.title': ['A head that aligns words', '一个对齐词语的头'],
   '4.text': ['For {token}, head {head} puts {weight} of its attention on {source}. Such heads connect output words with source words.', '写 {token} 时，头 {head} 把 {weight} 的注意力放在 {source} 上。这样的头把译文的词与原文的词连起来。'],
   '5.title': ['A head that seems to rest', '一个像在休息的头'],
-  '5.text': ['Head {head} puts {part} of its attention on one token, {key}. Attention must sum to one, so an idle head parks it somewhere; the next step tests whether this one is idle.', '头 {head} 把 {part} 的注意力放在一个词元 {key} 上。注意力之和必须为一，没事可做的头总得停在某处；下一步检验它是否如此。'],
+  '5.text': ['Head {head} puts {part} of its attention on one token, {key}. Attention must sum to one, so an idle head parks it somewhere. Is this one idle?', '头 {head} 把 {part} 的注意力放在一个词元 {key} 上。注意力之和必须为一，没事可做的头总得停在某处。它也如此吗？'],
   '6.title': ['Switch the resting head off', '关掉休息的头'],
   '7.title': ['Switch the aligning head off', '关掉对齐的头'],
   effect: ['Head {head} is off. The translation’s log-probability changes by {effect}: {size}.', '头 {head} 已关闭。译文的对数概率变化 {effect}：{size}。'],
@@ -223,7 +223,7 @@ export function mountTour(body, { store, api, current, onExplanation, announce }
   // How much of the window the card covers, so that panels stop below it.
   function measureCard() {
     const height = store.get().tour === null ? 0 : section.offsetHeight;
-    document.documentElement.style.setProperty('--tour', `${height}px`);
+    rootElement.style.setProperty('--tour', `${height}px`);
   }
 
   function go(ex, at, push = true) {

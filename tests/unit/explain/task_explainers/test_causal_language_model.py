@@ -11,7 +11,7 @@ from language_kit import config_of
 from task_models_kit import Subject, build_subject
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.explain.task_explainers.causal_language_model_text import _windows, spell_tokens
+from dragoman.explain.task_explainers.causal_language_model import _windows, spell_tokens
 from dragoman.text.language_model_tokenizer import ByteTokenizer
 from dragoman.text.special_tokens import UNK
 

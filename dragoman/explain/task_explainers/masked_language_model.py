@@ -29,14 +29,14 @@ from dragoman.explain.task_explainers.base import (
     row_sum,
     to_array,
 )
-from dragoman.explain.task_explainers.causal_language_model_text import (
+from dragoman.explain.task_explainers.causal_language_model import (
     MAX_LOGITS,
     make_lens,
     name_token,
     spell_tokens,
 )
-from dragoman.models.masked_and_permuted_language_model import MaskedLM, gather_positions
-from dragoman.tasks.masked_and_permuted_language_model import MaskedLanguageTask
+from dragoman.models.bert_and_xlnet_language_model import MaskedLM, gather_positions
+from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedLanguageTask
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dragoman.config import ModelConfig
 from dragoman.data.masked_and_permuted_inputs import choose_positions, factorization_ranks
-from dragoman.models.masked_and_permuted_language_model import (
+from dragoman.models.bert_and_xlnet_language_model import (
     MaskedLM,
     build_masked_lm,
     gather_positions,

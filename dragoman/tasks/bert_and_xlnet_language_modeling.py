@@ -28,12 +28,12 @@ from dragoman.data.masked_and_permuted_inputs import (
 )
 from dragoman.data.padding_and_length_groups import pad_batch
 from dragoman.errors import DataError
-from dragoman.models.language_model import LanguageDropout
-from dragoman.models.masked_and_permuted_language_model import (
+from dragoman.models.bert_and_xlnet_language_model import (
     MaskedLM,
     build_masked_lm,
     gather_positions,
 )
+from dragoman.models.language_model import LanguageDropout
 from dragoman.runtime import signals
 from dragoman.tasks.language_model import MAX_NLL, LanguageTask
 from dragoman.tasks.non_translation_task import TaskScore

@@ -23,13 +23,13 @@ from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictors.language_model import EMPTY_NOTE, LanguageModel
 from dragoman.inference.predictors.masked_language_model import NO_MASK_NOTE, MaskFilling
-from dragoman.models.masked_and_permuted_language_model import MaskedLM
-from dragoman.tasks.language_model import LanguageTask
-from dragoman.tasks.masked_and_permuted_language_model import (
+from dragoman.models.bert_and_xlnet_language_model import MaskedLM
+from dragoman.tasks.bert_and_xlnet_language_modeling import (
     MaskedBatch,
     MaskedLanguageTask,
     _crosses_documents,
 )
+from dragoman.tasks.language_model import LanguageTask
 from dragoman.text.special_tokens import BOS, EOS
 from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.progress_display import QuietProgress
