@@ -1,4 +1,4 @@
-"""What a screen reader is told of 100 random selections: names and numbers are those of the
+"""What a screen reader announces for 100 random selections: names and numbers are those of the
 explanation's JSON, rounded as the page rounds.
 """
 
