@@ -190,7 +190,7 @@ class MultiHead(RecordableAttention):
             )
         else:
             if distance_scores is not None:
-                bias, causal = shift_causal(distance_scores), False  # it masks what is later
+                bias = shift_causal(distance_scores)
             if window:
                 near = masks.local(query.size(-2), radius=window, device=query.device)
                 mask = masks.combine(mask, near)

@@ -340,3 +340,22 @@ def test_t5_positions_know_whether_their_layer_is_causal(causal: bool) -> None:
     """A decoder spends all buckets on earlier positions."""
     bias = T5Positions.build_relative_position(heads=2, head_width=4, causal=causal)
     assert len(bias.bucket(torch.arange(-200, 1)).unique()) == (32 if causal else 16)
+
+
+def test_talking_heads_do_not_mix_later_positions_into_scores_by_distance() -> None:
+    """A masked score times a negative weight would be the largest of its row."""
+    torch.manual_seed(0)
+    attention = SelfAttention(
+        8,
+        2,
+        talking_heads=True,
+        relative_position=TransformerXLBias(2, 4, causal=True),
+    ).double()
+    assert attention.mix_scores is not None
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 3:] += 1.0
+    with torch.no_grad():
+        attention.mix_scores.copy_(torch.tensor([[-1.0, 0.2], [0.3, -1.0]]))
+        before, after = (attention(each, causal=True) for each in (x, changed))
+    torch.testing.assert_close(before[:, :3], after[:, :3])
