@@ -2,12 +2,14 @@
 
     python bench/unilm.py --data DIR --work /tmp/unilm                   train what is missing
     python bench/unilm.py --data DIR --work /tmp/unilm --seeds 2         one seed a call
+    python bench/unilm.py --data DIR --work /tmp/unilm --jobs 6          all at once on one GPU
     python bench/unilm.py --work /tmp/unilm --table                      print the table
 
 DIR has multi30k/. Both models have the width, vocabulary, optimizer, schedule, dropout and decoding
-of architectures.py, as many weights outside the embeddings to 4 %, and the same training time with
-one model on the GPU. 4 + 4 layers against 9 layers without cross-attention. Checkpoints are chosen
-by validation loss; both test sets are translated once, at the end.
+of architectures.py, as many weights outside the embeddings to 4 %, and the same training time. With
+--jobs models share the GPU, each in its own process; the time is equal if all start together, so
+give as many jobs as there are models. 4 + 4 layers against 9 layers without cross-attention.
+Checkpoints are chosen by validation loss; both test sets are translated once, at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ import argparse
 import json
 import lzma
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +50,8 @@ def unpack(data: Path, work: Path) -> None:
     for split in ("train", "dev", *TESTS):
         for side in TRANSLATION.sides:
             packed = data / TRANSLATION.folder / f"{split}.{side}.xz"
-            (out / f"{split}.{side}").write_bytes(lzma.decompress(packed.read_bytes()))
+            if not (plain := out / f"{split}.{side}").exists():
+                plain.write_bytes(lzma.decompress(packed.read_bytes()))
 
 
 def run(architecture: Architecture, seed: int, seconds: float, work: Path) -> dict[str, Any]:
@@ -63,6 +69,13 @@ def run(architecture: Architecture, seed: int, seconds: float, work: Path) -> di
         source, reference = (read(data / f"{test}.{side}") for side in TRANSLATION.sides)
         row[test] = round(sacrebleu.corpus_bleu(translator.translate(source), [reference]).score, 2)
     return {"name": architecture.name, "seed": seed, "budget": seconds, **row}
+
+
+def run_process(name: str, seed: int, options: argparse.Namespace) -> None:
+    """Train and score one model in a process of its own, which appends its row to the file."""
+    command = [sys.executable, __file__, "--data", str(options.data), "--work", str(options.work)]
+    command += ["--seconds", str(options.seconds), "--seeds", str(seed), "--only", name]
+    subprocess.run(command, check=True)
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -96,6 +109,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="working directory")
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of a model")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", choices=sorted(RECIPES), help="one of the models")
+    parser.add_argument("--jobs", type=int, default=1, help="models at the same time")
     parser.add_argument("--table", action="store_true", help="only print the table")
     options = parser.parse_args()
     file = options.work / "rows.jsonl"
@@ -104,14 +119,21 @@ def main() -> None:
             parser.error("--data is needed to train")
         unpack(options.data, options.work)
         done = {(row["name"], row["seed"]) for row in read_rows(file)}
-        for seed in options.seeds:
-            for architecture in architectures():
-                if (architecture.name, seed) in done:
-                    continue
-                row = run(architecture, seed, options.seconds, options.work)
-                with file.open("a", encoding="utf-8") as rows:
-                    rows.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+        missing = [
+            (architecture, seed)
+            for seed in options.seeds
+            for architecture in architectures()
+            if (architecture.name, seed) not in done and options.only in (None, architecture.name)
+        ]
+        if options.jobs > 1:
+            with ThreadPoolExecutor(options.jobs) as pool:
+                list(pool.map(lambda one: run_process(one[0].name, one[1], options), missing))
+            missing = []
+        for architecture, seed in missing:
+            row = run(architecture, seed, options.seconds, options.work)
+            with file.open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
     print("\n".join(table(read_rows(file))))
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from dragoman.config import Config, TrainConfig
 from dragoman.data.batch_plan import Plan
-from dragoman.data.collate import Batch, make_batch
+from dragoman.data.collate import Batch, TensorBatch, make_batch
 from dragoman.errors import ConfigError
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.registry import catalogue
@@ -24,9 +24,16 @@ from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage.disk_space_and_errors import format_bytes
 from dragoman.tasks.translation import Regularization, TranslationTask, TranslationValidator
 from dragoman.training.bf16_mixed_precision import choose_precision
+from dragoman.training.cuda_graphs import (
+    CAPTURE_AT_OCCURRENCE,
+    CUDAGraphRunner,
+    ForwardBackward,
+)
 from dragoman.training.optimizer import full_state_shapes
 from dragoman.training.progress_display import format_duration
+from dragoman.training.task_protocol import Loss
 from dragoman.training.throughput_benchmark import Throughput, time_steps
+from dragoman.training.torch_compile import allow_graph_kernels, should_use_cuda_graphs
 from dragoman.training.trainer import Trainer
 
 RANDOM_SENTENCE_TOKENS = 20  # tokens of a random sentence, on each side
@@ -52,7 +59,7 @@ def measure_random_throughput(config: Config, device: torch.device) -> float:
 
 
 def _measure_rows(config: Config, device: torch.device, rows: int) -> float:
-    """Measure with a number of sentences per batch."""
+    """Measure with a number of sentences per batch, with CUDA graphs where training uses them."""
     with isolated_rng(0):
         vocab_size = config.text.vocab_size
         model = (
@@ -68,17 +75,29 @@ def _measure_rows(config: Config, device: torch.device, rows: int) -> float:
         precision = choose_precision(config.train.precision, device)
         batch = _random_batch(rows, vocab_size).to(device)
 
-        def step() -> int:
+        def forward_backward(batch: TensorBatch) -> Loss:
+            assert isinstance(batch, Batch), f"found {type(batch).__name__}"
             with precision.autocast(device):
                 loss = task.loss(model, batch)
             torch.autograd.backward(loss.total / loss.count)
+            return loss
+
+        compute: ForwardBackward = forward_backward
+        min_steps = 1
+        if should_use_cuda_graphs(config.train, device):
+            allow_graph_kernels(model, allowed=True)
+            compute = CUDAGraphRunner(forward_backward, list(model.parameters()), device)
+            min_steps = 2 * CAPTURE_AT_OCCURRENCE
+
+        def step() -> int:
+            compute(batch)
             optimizer.step()
             optimizer.zero_grad()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             return 2 * RANDOM_SENTENCE_TOKENS * rows
 
-        return time_steps(step, seconds=RANDOM_PROBE_SECONDS).tokens_per_second
+        return time_steps(step, seconds=RANDOM_PROBE_SECONDS, min_steps=min_steps).tokens_per_second
 
 
 def _random_batch(rows: int, vocab_size: int) -> Batch:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from training_kit import FakeCUDAGraphRunner
 
 from dragoman.config import Config, TrainConfig
 from dragoman.errors import ConfigError
@@ -54,6 +57,37 @@ def test_only_a_lack_of_memory_halves_the_batch(
     with pytest.raises(type(error), match=str(error)):
         resource_estimate.measure_random_throughput(config, torch.device("cpu"))
     assert seen == tried
+
+
+def test_random_throughput_is_that_of_replayed_graphs_where_training_replays_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[FakeCUDAGraphRunner] = []
+
+    class Runner(FakeCUDAGraphRunner):
+        replays = 0
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            built.append(self)
+
+        def _replay_graph(self, captured: Any, batch: Any) -> Any:
+            Runner.replays += 1
+            return super()._replay_graph(captured, batch)
+
+    config = Config().replace(
+        text={"vocab_size": 50},
+        model={"encoder": ["transformer"], "decoder": ["transformer"], "width": 8, "dropout": 0.0},
+        train={"batch_tokens": 2 * resource_estimate.RANDOM_SENTENCE_TOKENS},
+    )
+    monkeypatch.setattr(resource_estimate, "RANDOM_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(resource_estimate, "CUDAGraphRunner", Runner)
+    assert resource_estimate.measure_random_throughput(config, torch.device("cpu")) > 0
+    assert not built, "a CPU has no graphs"
+    monkeypatch.setattr(resource_estimate, "should_use_cuda_graphs", lambda *args: True)
+    assert resource_estimate.measure_random_throughput(config, torch.device("cpu")) > 0
+    assert len(built) == 1
+    assert Runner.replays > resource_estimate.CAPTURE_AT_OCCURRENCE, "most of the time is replays"
 
 
 def estimate(**changes: object) -> RunEstimate:
