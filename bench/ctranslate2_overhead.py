@@ -36,7 +36,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.exchange.export import export_ctranslate2
 from dragoman.inference import SearchRequest, Translator
 from dragoman.models.factory import build_model
-from dragoman.runtime.parallel_map import map_in_threads
+from dragoman.runtime.thread_pool_map import map_in_threads
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from dragoman.config import Config, read_config
 from dragoman.explain import explanation_json, translation_explanation_builder
 from dragoman.explore.html_export import export_html
 from dragoman.inference import Translator
-from dragoman.inference.batch_translator import BatchTranslator
+from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
 

@@ -9,7 +9,7 @@ import torch
 
 from bench.synthetic_corpus import PreparedCorpus
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import group_by_length
+from dragoman.data.inference_batches import group_by_length
 from dragoman.exchange.huggingface_runner import quiet_transformers
 from dragoman.inference import NativeEngine, SearchRequest, Translator
 from dragoman.inference.translation_options import TranslationOptions

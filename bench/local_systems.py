@@ -69,7 +69,7 @@ def engine_translator(engine: Any, beam: int) -> TranslateBatches:
     from dragoman.decoding.beam_search import BeamSearch
     from dragoman.decoding.greedy import GreedySearch
     from dragoman.inference import SearchRequest
-    from dragoman.runtime.parallel_map import map_in_threads
+    from dragoman.runtime.thread_pool_map import map_in_threads
 
     strategy = GreedySearch() if beam == 1 else BeamSearch(beam)
 

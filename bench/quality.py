@@ -405,7 +405,7 @@ class Scorer:
             calibration_chance_error,
             expected_calibration_error,
         )
-        from dragoman.evaluate.translation_confidence import MEASURED_BINS, area_under_roc
+        from dragoman.evaluate.confidence_calibration import MEASURED_BINS, area_under_roc
 
         corpus, chrf = CORPORA[row.corpus], CHRF()
         references = read_lines(self._data / corpus.file(part, corpus.target))

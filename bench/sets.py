@@ -57,10 +57,10 @@ from dragoman.models.set_blocks import (
     SetAttentionBlock,
 )
 from dragoman.models.set_transformer_and_deep_sets import SetTransformer
-from dragoman.tasks.gaussian_mixture import fit_by_em
+from dragoman.tasks.gaussian_mixture_likelihood_and_em import fit_by_em
 from dragoman.tasks.non_translation_task import TrainingTask
 from dragoman.tasks.sentence_pair_classification import PairsTask
-from dragoman.tasks.set_input_task import SetBatch, SetsTask
+from dragoman.tasks.unordered_set_task import SetBatch, SetsTask
 from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 
 CALIBRATION = ConfidenceMap(
     good_chrf=61.5,

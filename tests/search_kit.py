@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import REFERENCE_BACKEND, search
+from dragoman.decoding.search_interface import REFERENCE_BACKEND, search
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS

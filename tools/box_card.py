@@ -21,7 +21,7 @@ from dragoman.bundle import Bundle, Card, CardScore, write_bundle
 from dragoman.bundle.card import write_card
 from dragoman.config.translation_directions import Direction, parse_directions
 from dragoman.errors import DragomanError
-from dragoman.evaluate.translation_confidence import (
+from dragoman.evaluate.confidence_calibration import (
     ConfidenceMap,
     TranslationTokens,
     fit_confidence,

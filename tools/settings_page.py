@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dragoman.cli.settings import list_all_settings
+from dragoman.cli.settings_reference import list_all_settings
 from dragoman.config import list_settings
 from dragoman.config.config import SECTIONS, Config
 from dragoman.models.block_catalogue import BLOCKS

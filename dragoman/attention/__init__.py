@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dragoman.attention.attention_weight_hooks import find_attentions as find_attentions
     from dragoman.attention.attention_weight_hooks import heads_off as heads_off
     from dragoman.attention.attention_weight_hooks import record as record
-    from dragoman.attention.feature_and_position_gates import FeatureGate as FeatureGate
-    from dragoman.attention.feature_and_position_gates import PositionGate as PositionGate
+    from dragoman.attention.dense_softmax_attention import FeatureGate as FeatureGate
+    from dragoman.attention.dense_softmax_attention import PositionGate as PositionGate
     from dragoman.attention.location_and_coverage import CoverageAlignment as CoverageAlignment
     from dragoman.attention.location_and_coverage import (
         CumulativeLocationAlignment as CumulativeLocationAlignment,
@@ -86,7 +86,7 @@ _HOMES = {
         "SmoothedSoftmax",
         "Softmax",
     ),
-    "feature_and_position_gates": (
+    "dense_softmax_attention": (
         "FeatureGate",
         "PositionGate",
     ),

@@ -11,7 +11,7 @@ from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.config.translation_directions import list_languages, parse_directions
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 
 TASK_TITLES = {
     "language": "Language model",

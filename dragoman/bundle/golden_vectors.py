@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from dragoman.attention.absolute_positions import LearnedPositions
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import BundleError, CorruptError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.sentencepiece_tokenizer import Tokenizers

@@ -16,7 +16,7 @@ from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import open_regular, read_regular
 

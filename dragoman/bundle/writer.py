@@ -31,7 +31,7 @@ from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
 from dragoman.config.device_engine_and_precision_names import check_bundle_quantization
 from dragoman.errors import BundleError
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import (

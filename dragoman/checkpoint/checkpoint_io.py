@@ -1,10 +1,10 @@
 """Read and write checkpoints: safetensors files of the parts or their shards, state.json, manifest.
 
-The tensors come from `training/checkpointer.py`. state.json is `TrainerState.state_dict`
-(`training/trainer_state.py`): step, epoch, batch, counters, best metrics, token limits, divergence,
-precision and seconds, and no state of a random generator. A resuming run opens the newest intact
-checkpoint (`RunDirectory.latest`): `open_checkpoint` verifies its files by SHA-256 (`verify_files`
-in `storage/manifest.py`).
+The tensors come from `training/model_and_optimizer_checkpoint.py`. state.json is
+`TrainerState.state_dict` (`training/trainer_state.py`): step, epoch, batch, counters, best metrics,
+token limits, divergence, precision and seconds, and no state of a random generator. A resuming run
+opens the newest intact checkpoint (`RunDirectory.latest`): `open_checkpoint` verifies its files by
+SHA-256 (`verify_files` in `storage/manifest.py`).
 """
 
 from __future__ import annotations

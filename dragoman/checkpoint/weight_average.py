@@ -1,6 +1,6 @@
 """The mean of several checkpoints' weights, as in section 6.1 of the Transformer paper.
 
-`runs/checkpoint_average.py` chooses the newest checkpoints of a run and writes the model.
+`runs/averaged_model_writer.py` chooses the newest checkpoints of a run and writes the model.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dragoman.cli import (
     augment,
     average,
     compare_by_bootstrap,
-    data,
+    data_check_and_clean,
     demo,
     doctor,
     evaluate,
@@ -35,7 +35,7 @@ from dragoman.cli import (
     predict,
     recipes,
     score_log_probabilities,
-    settings,
+    settings_reference,
     train,
     translate,
     tune_hyperparameters,
@@ -101,12 +101,12 @@ for _module in (  # the first word of a module is its command
     average,
     verify_checksums,
     doctor,
-    settings,
+    settings_reference,
     demo,
 ):
     app.command()(getattr(_module, _module.__name__.rpartition(".")[2].partition("_")[0]))
 app.command("import")(import_.import_)
-app.add_typer(data.app)
+app.add_typer(data_check_and_clean.app)
 app.add_typer(recipes.app)
 
 

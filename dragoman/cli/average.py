@@ -25,7 +25,7 @@ def average(
 
     The run may be unfinished.
     """
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 
     require_parent_directory(out)
     require_parent_writable(out / "model")
@@ -33,7 +33,7 @@ def average(
     OutputDirectory(out).require_no_run()
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.runs.checkpoint_average import average_checkpoints
+    from dragoman.runs.averaged_model_writer import average_checkpoints
 
     made = average_checkpoints(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)

@@ -282,7 +282,10 @@ def add_branches_and_ablations(
     if branches:
         explanation = predictor.add_branches(explanation, branches)
     if ablations:
-        from dragoman.inference.counterfactual_outputs import add_ablations, list_heads
+        from dragoman.inference.forced_token_branches_and_head_ablation import (
+            add_ablations,
+            list_heads,
+        )
 
         top = _TOP_HEADS.fullmatch(ablations)
         heads = list_heads(explanation, int(top[1])) if top else ablations.split(",")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import DefaultRunArgument, JsonOption
-from dragoman.cli.settings import changed_settings
+from dragoman.cli.settings_reference import changed_settings
 from dragoman.cli.terminal_output import print_json, print_result, print_table
 from dragoman.errors import ConfigError
 from dragoman.storage.disk_space_and_errors import format_bytes

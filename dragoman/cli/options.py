@@ -26,7 +26,7 @@ def complete_recipe_names(incomplete: str) -> list[str]:
 
 def complete_setting_paths(incomplete: str) -> list[str]:
     """Return setting paths, such as `model.width=`, for shell completion."""
-    from dragoman.cli.settings import list_all_settings
+    from dragoman.cli.settings_reference import list_all_settings
 
     return [f"{row.path}=" for row in list_all_settings() if row.path.startswith(incomplete)]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import JsonOption, complete_recipe_names
-from dragoman.cli.settings import format_value, get_setting, list_all_settings
+from dragoman.cli.settings_reference import format_value, get_setting, list_all_settings
 from dragoman.cli.terminal_output import print_json, print_result, print_table
 from dragoman.errors import ConfigError, suggest_name
 

@@ -34,7 +34,7 @@ from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 
 TRIPLE_OPTIONS = ("pair", "valid_pair")  # options of three values each time
 _RUN_PANEL = "Run"
@@ -247,7 +247,7 @@ def _start_training(
     from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
     from dragoman.recipes.recipe_miniature import mini
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 
     def with_overrides(base: Config | None) -> Config:
         return read_config(
@@ -321,7 +321,7 @@ def _start_training(
 def _require_data(config: Config | None) -> None:
     """Raise ConfigError unless the settings name training data, or a generated problem."""
     from dragoman.config.config import TRANSLATE
-    from dragoman.config.set_input_task import GENERATED_PROBLEMS
+    from dragoman.config.unordered_set_task import GENERATED_PROBLEMS
 
     if config is not None:
         data = config.data

@@ -14,7 +14,6 @@ from dragoman.config.classification import ClassifyConfig
 from dragoman.config.language_model import LanguageConfig
 from dragoman.config.model import ModelConfig
 from dragoman.config.sentence_pair_classification import PairsConfig
-from dragoman.config.set_input_task import SetsConfig
 from dragoman.config.setting_aliases import RENAMED_SETTINGS, SETTING_BY_SYNONYM
 from dragoman.config.setting_declaration import Paths, list_settings, setting
 from dragoman.config.tagging import TagConfig
@@ -24,6 +23,7 @@ from dragoman.config.translation_directions import (
     file_language_problems,
     parse_directions,
 )
+from dragoman.config.unordered_set_task import SetsConfig
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.registry import import_object
 

@@ -392,7 +392,7 @@ def _reader(path: Path, fields: Collection[str]) -> RecordReader:
     format_ = record_format(path)
     if format_ in (".conll", ".conllu", ".iob", ".bio"):
         name = "read_conllu" if format_ == ".conllu" else "read_conll"
-        reader: RecordReader = import_object(f"dragoman.data.conll:{name}")
+        reader: RecordReader = import_object(f"dragoman.data.conll_reader:{name}")
         return reader
     if format_ in (".jsonl", ".ndjson", ".json"):
         return _read_jsonl

@@ -17,7 +17,7 @@ from dragoman.decoding.beam_step import ActiveBeams, BeamState
 from dragoman.decoding.constrained_logits import ConstrainedRows
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     IncrementalDecoder,
     SearchBackend,
     SearchRequest,

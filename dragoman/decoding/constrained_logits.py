@@ -3,7 +3,7 @@
 `ConstrainedRows` serves every search strategy. The allowed tokens come from `TokenConstraints`:
 constraints on the text, compiled by `constraint_automaton.py`, or `no_repeat_ngram.py`. A forced
 prefix of the target and the minimum length are enforced by `mask_invalid_tokens` in
-`search_strategy_and_backend.py`.
+`search_interface.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.decoding.search_strategy_and_backend import TokenConstraints
+from dragoman.decoding.search_interface import TokenConstraints
 from dragoman.ops.topk import TopK
 
 

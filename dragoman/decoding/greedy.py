@@ -15,7 +15,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constrained_logits import ConstrainedRows
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     ChosenTokens,
     FloatArray,
     IncrementalDecoder,

@@ -15,7 +15,7 @@ from torch import Tensor
 from dragoman.decoding.greedy import decode_one_path
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     ChosenTokens,
     IncrementalDecoder,
     IntArray,

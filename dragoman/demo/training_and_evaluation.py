@@ -13,7 +13,7 @@ from dragoman.recipes.recipe_miniature import mini
 
 if TYPE_CHECKING:
     from dragoman.inference import Translator
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
     from dragoman.training.progress_display import Progress
 
 # Trains in about a minute on two CPU cores to nearly 100 % accuracy (docs/log.md).
@@ -120,7 +120,7 @@ def check_demo(
     out: Path, *, seed: int, seconds: float, device: str, recipe: str = ""
 ) -> tuple[OutputDirectory, Config]:
     """Return the demo's directory and configuration; raise if a model cannot be trained there."""
-    from dragoman.runs.output_directory import OutputDirectory
+    from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 
     output_dir = OutputDirectory(out)
     folder = output_dir.training / "dates"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dragoman.bundle.golden_vectors import DEVICE_TOLERANCE, TOLERANCE
-from dragoman.data.padding_and_length_groups import PaddedBatch, pad_batch, pad_sources
+from dragoman.data.inference_batches import PaddedBatch, pad_batch, pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_under_test import BEAM_SIZE, EXTRA_PADDING, ModelUnderTest, TokenPairs

@@ -10,13 +10,13 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import BundleError
 from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Engine, SearchRequest
 from dragoman.inference.engine_selection import decode_golden
-from dragoman.inference.engine_trust import require_trial
 from dragoman.inference.exported_engine_files import check_engine_files
+from dragoman.inference.untrusted_engine_trial import require_trial
 from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage import manifest
 from dragoman.text.imported_tokenizer import marian_language_code

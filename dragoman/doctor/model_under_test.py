@@ -17,11 +17,11 @@ from dragoman.bundle.golden_vectors import read_golden_cases
 from dragoman.bundle.reader import read_expected_tensors
 from dragoman.bundle.translation_bundle_loader import build_loaded_model, expected_weights
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy, search
+from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.doctor.check_result import NotApplicableError
 from dragoman.doctor.export_directory_opener import open_export
 from dragoman.errors import BundleError, DragomanError

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.doctor.check_result import Measurement
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -18,7 +18,7 @@ from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeK
 from dragoman.config import Config
 from dragoman.config.device_engine_and_precision_names import check_quantization
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_structure_reader import (
+from dragoman.exchange.transformer_export_spec import (
     StackSpec,
     TransformerStructure,
     embedding_table,

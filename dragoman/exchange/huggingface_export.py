@@ -20,7 +20,7 @@ from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, Sin
 from dragoman.config import Config
 from dragoman.exchange.huggingface_runner import quiet_transformers
 from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face
-from dragoman.exchange.transformer_structure_reader import (
+from dragoman.exchange.transformer_export_spec import (
     TransformerStructure,
     embedding_table,
     export_problem,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.multi_head import MultiHead
-from dragoman.exchange.transformer_structure_reader import StackSpec
+from dragoman.exchange.transformer_export_spec import StackSpec
 from dragoman.models.transformer_blocks import TransformerLayer
 
 _NORM_NAMES = {

@@ -30,7 +30,7 @@ from dragoman.exchange.onnx_traced_modules import (
     example_state,
     find_state_tensors,
 )
-from dragoman.exchange.transformer_structure_reader import NATIVE_HINT, require_two_stacks
+from dragoman.exchange.transformer_export_spec import NATIVE_HINT, require_two_stacks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.optional_package_checks import require_packages
 from dragoman.storage.atomic_and_safe_file_io import native_path

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.exchange.onnx_export import DECODER_STEP, DESCRIPTION, ENCODER
 from dragoman.storage.atomic_and_safe_file_io import native_path
 

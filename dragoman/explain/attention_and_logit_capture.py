@@ -27,7 +27,7 @@ from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.monotonic import MonotonicAlignment
 from dragoman.attention.multi_head import MultiHead
 from dragoman.attention.score_and_alignment_mechanism import Mechanism
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionSite, AttentionWeights, is_cross_attention
 from dragoman.layers.convs2s import ConvS2SAttention
 from dragoman.models.block_stack import Stack

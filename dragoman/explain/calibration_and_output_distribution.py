@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.data.in_memory_examples import InMemoryExamples
-from dragoman.data.padding_and_length_groups import group_by_length, pad_batch, pad_sources
+from dragoman.data.inference_batches import group_by_length, pad_batch, pad_sources
 from dragoman.evaluate.classification_metrics import CALIBRATION_BINS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.language_model import NeuralLanguageModel

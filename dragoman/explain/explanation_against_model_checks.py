@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dragoman.attention.attention_weight_hooks import AttentionRecord, find_attentions, record
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.multi_head import MultiHead
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.explain.attention_and_logit_capture import LocatedSite, locate_sites
 from dragoman.explain.explanation import Explanation, TokenizedText

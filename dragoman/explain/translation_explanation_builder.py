@@ -28,7 +28,7 @@ from torch import Tensor
 from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.attention.score_and_alignment_mechanism import Mechanism
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.decoding.beam_trace import BeamTrace
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty

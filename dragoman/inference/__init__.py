@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.decoding.search_strategy_and_backend import SearchRequest
+    from dragoman.decoding.search_interface import SearchRequest
+    from dragoman.inference.dragoman_model_engine import NativeEngine
     from dragoman.inference.engine_protocol import Engine
-    from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.predictors.base import Predictor
     from dragoman.inference.predictors.catalogue import load
     from dragoman.inference.predictors.classifier import Classification, Classifier
@@ -58,12 +58,12 @@ _MODULES = {
     "LanguageModel": "dragoman.inference.predictors.language_model",
     "MaskFilling": "dragoman.inference.predictors.masked_language_model",
     "MaskedLanguageModel": "dragoman.inference.predictors.masked_language_model",
-    "NativeEngine": "dragoman.inference.native_engine",
+    "NativeEngine": "dragoman.inference.dragoman_model_engine",
     "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairScore": "dragoman.inference.translation_scoring",
     "Predictor": "dragoman.inference.predictors.base",
-    "SearchRequest": "dragoman.decoding.search_strategy_and_backend",
+    "SearchRequest": "dragoman.decoding.search_interface",
     "SetModel": "dragoman.inference.predictors.set_predictor",
     "SetPrediction": "dragoman.inference.predictors.set_predictor",
     "Tagger": "dragoman.inference.predictors.tagger",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.storage.atomic_and_safe_file_io import native_path
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK

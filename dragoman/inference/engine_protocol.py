@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 
 
 class Engine(Protocol):

@@ -15,14 +15,14 @@ from dragoman.bundle import Bundle
 from dragoman.config.device_engine_and_precision_names import check_engine, check_precision
 from dragoman.data.parallel_corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.lexical_shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
+from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_throughput import select_fastest_engine
-from dragoman.inference.engine_trust import is_trusted, require_trial
 from dragoman.inference.exported_engine_files import (
     ENGINE_NAMES,
     ENGINES_DIRECTORY,
@@ -30,7 +30,7 @@ from dragoman.inference.exported_engine_files import (
     list_engine_names,
     verify_engine,
 )
-from dragoman.inference.native_engine import NativeEngine
+from dragoman.inference.untrusted_engine_trial import is_trusted, require_trial
 from dragoman.runtime.optional_package_checks import install_hint, missing_reason, require_packages
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def choose_engine(
 
     `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
     float32 by default, if the model decodes greedily, which all engines do alike, and if it is
-    trusted (`engine_trust.py`). An engine requested by name is tried in a child process
+    trusted (`untrusted_engine_trial.py`). An engine requested by name is tried in a child process
     first if it is not trusted. For a damaged one a warning is logged, and another one is used.
     """
     if requested == "native":

@@ -21,17 +21,17 @@ import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import Bundle
-from dragoman.decoding.search_strategy_and_backend import SearchRequest, SearchStrategy
+from dragoman.decoding.search_interface import SearchRequest, SearchStrategy
 from dragoman.errors import DragomanError
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8
 from dragoman.inference.engine_protocol import Engine
-from dragoman.inference.engine_trust import is_trusted
 from dragoman.inference.exported_engine_files import (
     ENGINES_DIRECTORY,
     list_engine_names,
     model_digest,
 )
-from dragoman.runtime.parallel_map import map_in_threads
+from dragoman.inference.untrusted_engine_trial import is_trusted
+from dragoman.runtime.thread_pool_map import map_in_threads
 from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import read_regular, replace_file
 from dragoman.storage.trusted_cache_directory import (

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dragoman.bundle import Bundle
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import REFERENCE_BACKEND, SearchRequest
+from dragoman.decoding.search_interface import REFERENCE_BACKEND, SearchRequest
 from dragoman.errors import BundleError, ConfigError, DivergedError
 from dragoman.inference.cuda.cuda_backend import EagerSearchBackend
+from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_selection import open_engines
-from dragoman.inference.native_engine import NativeEngine
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 

@@ -34,15 +34,15 @@ from dragoman.explain.translation_explanation_builder import (
     model_digest,
     plain_logits,
 )
-from dragoman.inference.batch_translator import BatchTranslator
-from dragoman.inference.counterfactual_outputs import (
+from dragoman.inference.dragoman_model_engine import NativeEngine
+from dragoman.inference.engine_protocol import Engine
+from dragoman.inference.forced_token_branches_and_head_ablation import (
     branch_prefix,
     compute_branches,
     list_branches,
 )
-from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.line_segments import Segment, is_foreign, iter_texts, split_lines
-from dragoman.inference.native_engine import NativeEngine
+from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.models.encoder_decoder import EncoderDecoder

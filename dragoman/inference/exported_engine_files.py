@@ -18,7 +18,7 @@ from dragoman._version import __version__
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
 from dragoman.errors import BundleError, CorruptError, DragomanError
-from dragoman.inference.engine_trust import record_trust
+from dragoman.inference.untrusted_engine_trial import record_trust
 from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import (
     FileRecord,

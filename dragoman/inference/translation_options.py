@@ -15,7 +15,7 @@ from dragoman.decoding.constraint_definitions import Constraint, constraint_prob
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, suggest_name
 
 _SETTINGS = {each.name: each.setting for each in list_settings(DecodeConfig)}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 
 MAX_ALIGNMENT_CELLS = 1 << 22  # of a line in several segments: most cells are zero
 _OPTIONAL_FIELDS = (  # left out if empty

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.config.translation_directions import Direction
-from dragoman.data.padding_and_length_groups import group_by_length, pad_batch, pad_sources
+from dragoman.data.inference_batches import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError, DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.out_of_memory import BatchHalving

@@ -15,12 +15,12 @@ from dragoman.bundle import Bundle
 from dragoman.bundle.format import model_paths
 from dragoman.config import Config
 from dragoman.config.translation_directions import Direction
-from dragoman.data.padding_and_length_groups import group_by_length
+from dragoman.data.inference_batches import group_by_length
 from dragoman.data.parallel_corpus import ParallelFiles
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluate.translation_confidence import ConfidenceMap
-from dragoman.inference.batch_translator import BatchTranslator
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
+from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
@@ -34,14 +34,14 @@ from dragoman.inference.line_segments import (
     iter_texts,
     split_lines,
 )
-from dragoman.inference.native_engine import NativeEngine
+from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.inference.translation_result import Translation, add_confidence
 from dragoman.inference.translation_scoring import PairScore, score_pairs
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
-from dragoman.runtime.parallel_map import map_in_threads
+from dragoman.runtime.thread_pool_map import map_in_threads
 from dragoman.text.language_identification import LanguageIdentifier
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 

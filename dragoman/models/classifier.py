@@ -21,7 +21,7 @@ from dragoman.attention.attention_pooling import (
     StructuredPooling,
     overlap_penalty,
 )
-from dragoman.attention.feature_and_position_gates import FeatureGate
+from dragoman.attention.dense_softmax_attention import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classification import ClassifyConfig
 from dragoman.layers.classifier_word_embedding import WordEmbedding

@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.config.set_input_task import SetsConfig
-from dragoman.layers.stroke_image_encoder import GlyphEncoder
+from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.layers.synthetic_character_image_encoder import GlyphEncoder
 from dragoman.models.block_interface import Block
 from dragoman.models.block_stack import Stack
 from dragoman.models.forward_context import ForwardContext

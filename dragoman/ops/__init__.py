@@ -23,7 +23,7 @@ a GPU are imported by the inference engines from their modules: `beam_attention`
 
 from __future__ import annotations
 
-from dragoman.ops import fused_qkv_short_sequence_attention, short_sequence_attention  # noqa: F401 - register operators
+from dragoman.ops import packed_qkv_short_sequence_attention, short_sequence_attention  # noqa: F401 - register operators
 from dragoman.ops.attention import (
     AttentionOutput,
     attend,

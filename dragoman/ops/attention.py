@@ -121,13 +121,13 @@ def attend_packed(
     cuda_graphs = _can_use_short_kernels(packed_query, cuda_graphs)
     if cuda_graphs:
         from dragoman.ops import (
-            fused_qkv_short_sequence_attention,  # here: that module imports this one
+            packed_qkv_short_sequence_attention,  # here: that module imports this one
         )
 
-        if fused_qkv_short_sequence_attention.is_supported(
+        if packed_qkv_short_sequence_attention.is_supported(
             packed_query, packed_key_value, heads=heads, mask=mask, dropout=dropout
         ):
-            return fused_qkv_short_sequence_attention.attend(
+            return packed_qkv_short_sequence_attention.attend(
                 packed_query, packed_key_value, heads=heads, mask=mask, causal=causal
             )
     query, key, value = split_heads(packed_query, packed_key_value, heads)

@@ -17,7 +17,7 @@ from dragoman.bundle import Card, CardScore
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import Plan
-from dragoman.runs.output_directory import DataFile
+from dragoman.runs.output_directory_and_resume_checks import DataFile
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.training.data_loader import CollateFunction
 from dragoman.training.distributed.process_group import ProcessGroup

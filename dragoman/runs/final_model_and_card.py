@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.parallel_corpus import SentencePair
 from dragoman.errors import CorruptError
-from dragoman.evaluate.translation_confidence import (
+from dragoman.evaluate.confidence_calibration import (
     ConfidenceMap,
     TranslationTokens,
     fit_confidence,

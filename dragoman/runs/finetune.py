@@ -21,7 +21,7 @@ from dragoman.storage.disk_space_and_errors import os_errors_converted
 from dragoman.storage.tensor_files import read_header
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers
-from dragoman.text.vocabulary_extension import original_tokenizers, segment_added_tokens
+from dragoman.text.tokenizer_extension import original_tokenizers, segment_added_tokens
 
 FINETUNE_EPOCHS = 10  # without train.steps and a time budget
 LEARNING_RATE_TIMES_WIDTH = 0.05  # a tenth of that for a new model (auto_config.py)

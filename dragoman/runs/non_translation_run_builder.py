@@ -33,7 +33,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.registry import catalogue
 from dragoman.runs.auto_config import MIN_TRAIN_STEPS
 from dragoman.runs.base_run_builder import DataSummary, RunBuilder
-from dragoman.runs.output_directory import DataFile, require_same_files
+from dragoman.runs.output_directory_and_resume_checks import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.runs.validation_split import is_held_out
 from dragoman.runtime import signals

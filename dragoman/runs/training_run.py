@@ -50,7 +50,11 @@ from dragoman.runs.non_translation_run_builder import (
     fit_to_few_examples,
     prepare_task,
 )
-from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.output_directory_and_resume_checks import (
+    DataFile,
+    OutputDirectory,
+    require_same_files,
+)
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
 from dragoman.runs.translation_data_preparation import PreparedData, open_corpora, prepare_data
 from dragoman.runs.translation_run_builder import TranslationBuilder

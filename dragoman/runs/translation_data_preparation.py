@@ -31,7 +31,7 @@ from dragoman.data.parallel_corpus import (
 from dragoman.data.token_store import TokenStore, prepared_data_directory
 from dragoman.data.token_store_builder import BuildProgress, check_files_unchanged
 from dragoman.errors import BundleError
-from dragoman.runs.output_directory import DataFile, require_same_files
+from dragoman.runs.output_directory_and_resume_checks import DataFile, require_same_files
 from dragoman.runs.validation_split import HOLD_OUT_EVERY, SplitCorpus
 from dragoman.runtime import signals
 from dragoman.storage.atomic_and_safe_file_io import replace_file
@@ -45,7 +45,7 @@ from dragoman.text.sentencepiece_tokenizer import (
     save_tokenizers,
     train_tokenizers,
 )
-from dragoman.text.vocabulary_extension import extend_tokenizers
+from dragoman.text.tokenizer_extension import extend_tokenizers
 from dragoman.training.progress_display import Progress
 
 TOKENIZER_PART = "text"  # DataFile.part of the tokenizer's files

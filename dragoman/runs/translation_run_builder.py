@@ -22,7 +22,7 @@ from dragoman.data.collate import collate
 from dragoman.data.parallel_corpus import SentencePair
 from dragoman.data.token_store import TokenStore
 from dragoman.data.translation_direction_sampling import SampledPlan, sample_examples
-from dragoman.evaluate.translation_confidence import ConfidenceMap
+from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.evaluate.translation_metrics import bleu_score, choose_tokenizer, score_translations
 from dragoman.inference import Translation, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
+from dragoman.data.inference_batches import pad_batch
 from dragoman.data.masked_and_permuted_inputs import (
     choose_positions,
     draw_swaps,
@@ -26,7 +27,6 @@ from dragoman.data.masked_and_permuted_inputs import (
     predicted_count,
     segment_columns,
 )
-from dragoman.data.padding_and_length_groups import pad_batch
 from dragoman.errors import DataError
 from dragoman.models.bert_and_xlnet_language_model import (
     MaskedLM,

@@ -28,12 +28,12 @@ from dragoman.runtime import fault_tolerant_stdio, signals
 from dragoman.runtime.random_generators import isolated_rng
 from dragoman.storage import fault_injection
 from dragoman.training.bf16_mixed_precision import choose_precision, should_use_bf16_weights
-from dragoman.training.checkpointer import Checkpointer
 from dragoman.training.data_loader import CollateFunction, DataLoader, GlobalBatch, derive_seed
 from dragoman.training.distributed.fsdp import build_parallel_strategy, choose_fsdp
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.ema import EMA
 from dragoman.training.lr_schedule import LRSchedule
+from dragoman.training.model_and_optimizer_checkpoint import Checkpointer
 from dragoman.training.progress_display import Progress, QuietProgress, TrainingDisplay
 from dragoman.training.task_protocol import Task
 from dragoman.training.tensorboard import TensorBoardWriter

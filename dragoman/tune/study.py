@@ -38,7 +38,11 @@ from dragoman.errors import (
 )
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import apply_step_count
-from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.output_directory_and_resume_checks import (
+    DataFile,
+    OutputDirectory,
+    require_same_files,
+)
 from dragoman.runs.training_run import train
 from dragoman.runtime import signals
 from dragoman.runtime.optional_package_checks import require_packages

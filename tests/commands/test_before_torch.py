@@ -120,7 +120,7 @@ RUN = """
 import gc, io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
 import dragoman.demo.training_and_evaluation
-import dragoman.evaluate.system_comparison, dragoman.runs.output_directory
+import dragoman.evaluate.system_comparison, dragoman.runs.output_directory_and_resume_checks
 from dragoman.cli.app import main
 
 gc.freeze()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman._version import __version__
-from dragoman.cli import app, settings
+from dragoman.cli import app, settings_reference
 from dragoman.cli.app import main
 from dragoman.errors import CorruptError, DataError, DragomanError, LockedError
 
@@ -39,7 +39,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(settings, "list_all_settings", fail)
+    monkeypatch.setattr(settings_reference, "list_all_settings", fail)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -158,7 +158,7 @@ def test_a_mistyped_command_is_one_line(
 
 
 def test_closed_stdout_pipe_is_no_error() -> None:
-    code = "import sys, typer; from dragoman.cli import app, settings\n"
+    code = "import sys, typer; from dragoman.cli import app, settings_reference\n"
     code += "def endless():\n    while True: print('line', flush=True)\n"
     code += "settings.list_all_settings = endless\nsys.exit(app.main(['settings']))"
     shell = f'"{sys.executable}" -c "$CODE" | head -n 1; exit ${{PIPESTATUS[0]}}'

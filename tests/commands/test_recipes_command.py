@@ -9,7 +9,7 @@ import pytest
 from dragoman.cli.app import main
 from dragoman.cli.layer_diagram import format_stack
 from dragoman.cli.recipes import TASK_TITLES
-from dragoman.cli.settings import list_all_settings
+from dragoman.cli.settings_reference import list_all_settings
 from dragoman.config import ModelConfig, from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, count_parameters, summarize_model
 from dragoman.recipes.catalogue import RECIPES

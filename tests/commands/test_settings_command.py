@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.cli.settings import format_value, list_all_settings
+from dragoman.cli.settings_reference import format_value, list_all_settings
 from dragoman.config import Config, apply_overrides, list_settings
 from dragoman.config.config import SECTIONS
 

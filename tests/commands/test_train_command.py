@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.cli.app import main
 from dragoman.config import Config
-from dragoman.runs.output_directory import OutputDirectory
+from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 
 QUICK = {
     "train.steps": "4", "train.warmup_steps": "1", "train.checkpoint_every": "2",

@@ -18,13 +18,13 @@ from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs
 
 from dragoman.bundle.format import BOX
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.explain.explanation_json import decode_tensor
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, convert_model

@@ -14,7 +14,7 @@ from torch import nn
 
 from dragoman.bundle import write_bundle
 from dragoman.config import read_config
-from dragoman.inference import NativeEngine, engine_trust
+from dragoman.inference import NativeEngine, untrusted_engine_trial
 from dragoman.inference.cpu import cpu_engine_conversion, kernel_library
 from dragoman.models.factory import build_model
 from dragoman.runtime import device, optional_package_checks
@@ -101,8 +101,10 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(device, "_warned", set())
     monkeypatch.setattr(train_step, "_warned", set())
     monkeypatch.setattr(torch_compile, "_failure", "")
-    trusted = engine_trust.trust_directory()  # where the engines of `make_folder` are recorded
-    monkeypatch.setattr(engine_trust, "trust_directory", lambda: trusted)
+    trusted = (
+        untrusted_engine_trial.trust_directory()
+    )  # where the engines of `make_folder` are recorded
+    monkeypatch.setattr(untrusted_engine_trial, "trust_directory", lambda: trusted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
         kernel_library, "_load_kernel_library", lambda folder, wanted: None

@@ -19,7 +19,7 @@ from dragoman.decoding.beam_step import ActiveBeams, BeamState, BeamStepOutput
 from dragoman.decoding.greedy import build_hypotheses
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     SearchBackend,
     SearchRequest,
     non_finite_error,

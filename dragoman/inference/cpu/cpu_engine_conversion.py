@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
 from dragoman.inference.cpu.kernel_library import load_kernel_library

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.multi_head import MultiHead
-from dragoman.decoding.search_strategy_and_backend import REFERENCE_BACKEND
+from dragoman.decoding.search_interface import REFERENCE_BACKEND
 from dragoman.inference.cpu.packed_linear import LinearFunction
 from dragoman.inference.cpu.torch_kv_cache import INITIAL_SLOTS, TorchKVCache
 from dragoman.layers.feed_forward import ReLU

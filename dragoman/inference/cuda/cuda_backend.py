@@ -15,7 +15,7 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_step import EXTRA_CANDIDATES
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     IncrementalDecoder,
     SearchBackend,
     SearchRequest,

@@ -20,7 +20,7 @@ from torch import Tensor
 from dragoman.decoding.beam_step import BeamState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
-from dragoman.decoding.search_strategy_and_backend import SearchRequest, non_finite_error
+from dragoman.decoding.search_interface import SearchRequest, non_finite_error
 from dragoman.inference.cuda.beam_step import BeamStepper
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer
 from dragoman.inference.cuda.static_buffers import StaticBuffers, round_batch, round_length

@@ -20,8 +20,8 @@ from torch import nn
 
 from dragoman.bundle import TaskBundle
 from dragoman.bundle.non_translation_bundle_loader import build_loaded_task_model
+from dragoman.data.inference_batches import group_by_length
 from dragoman.data.labeled_records import TEXT, Record
-from dragoman.data.padding_and_length_groups import group_by_length
 from dragoman.errors import ConfigError
 from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.line_segments import check_text_iterable, check_unicode

@@ -24,7 +24,7 @@ from dragoman.decoding.constraint_automaton import (
 )
 from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.sampling import Sampling, uniform_draw
-from dragoman.decoding.search_strategy_and_backend import to_host
+from dragoman.decoding.search_interface import to_host
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.line_segments import check_unicode, iter_texts

@@ -16,7 +16,7 @@ from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import DataError, escape_unprintable
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.set_transformer_and_deep_sets import SetTransformer
-from dragoman.tasks.set_input_task import SetsTask
+from dragoman.tasks.unordered_set_task import SetsTask
 
 if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer

@@ -20,7 +20,7 @@ from dragoman.attention import (
 from dragoman.attention.multi_head import _warn_not_fused
 from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
-from dragoman.exchange.transformer_structure_reader import _read_stack
+from dragoman.exchange.transformer_export_spec import _read_stack
 from dragoman.inference.cpu.packed_weight_torch_transformer import torch_unsupported_reason
 from dragoman.layers.norms_and_residuals import RMSNorm
 from dragoman.models.factory import build_model

@@ -19,7 +19,7 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import search, select_rows
+from dragoman.decoding.search_interface import search, select_rows
 from dragoman.errors import ConfigError, DivergedError
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 

@@ -30,7 +30,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram, repeated_tokens
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 

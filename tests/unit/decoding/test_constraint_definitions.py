@@ -41,7 +41,7 @@ from dragoman.decoding.constraint_definitions import (
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy, search
+from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.decoding.token_surface_forms import TokenCharacters, code_point_bounds
 from dragoman.errors import ConfigError
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, train_tokenizers

@@ -8,7 +8,7 @@ import torch
 
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling, uniform_draw
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from tests.search_kit import TableModel
 

@@ -16,13 +16,13 @@ from kernel_kit import needs_gpu
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_step import BeamState
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
-from dragoman.decoding.search_strategy_and_backend import SearchBackend, search
+from dragoman.decoding.search_interface import SearchBackend, search
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.cpp_transformer import CppSearchBackend
 from dragoman.inference.cpu.kernel_library import load_kernel_library

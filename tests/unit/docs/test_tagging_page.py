@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import read_config
-from dragoman.data.conll import CONLLU_FIELDS
+from dragoman.data.conll_reader import CONLLU_FIELDS
 from dragoman.recipes.catalogue import recipes_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.doctor.fake_quantization import SimulatedInt8, fake_quantize
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers

@@ -11,7 +11,7 @@ from doctor_kit import SMALL, Parts, make_parts, make_tokenizers
 
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.doctor import CheckResult, run_checks
 from dragoman.doctor.check_catalogue import select_checks
 from dragoman.doctor.output_comparison import compare_outputs

@@ -11,7 +11,7 @@ import pytest
 import torch
 from exchange_kit import LINES, build_exportable_model
 
-from dragoman.data.padding_and_length_groups import pad_batch, pad_sources
+from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman.config import Config, read_config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import (
     Constraint,

@@ -17,11 +17,11 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import BundleError
-from dragoman.inference import NativeEngine, SearchRequest, Translator, engine_trust
+from dragoman.inference import NativeEngine, SearchRequest, Translator, untrusted_engine_trial
 from dragoman.models.factory import build_model
-from dragoman.runtime.parallel_map import map_in_threads
+from dragoman.runtime.thread_pool_map import map_in_threads
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = [
@@ -292,9 +292,9 @@ def test_a_failed_trial_reports_how_it_ended(
     code: int, stderr: bytes, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess([], code, b"", stderr)
-    monkeypatch.setattr(engine_trust.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(untrusted_engine_trial.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(BundleError, match=f"found {found}; use --engine native"):
-        engine_trust.run_in_child("os:getpid", [], label="it", bytes=0)
+        untrusted_engine_trial.run_in_child("os:getpid", [], label="it", bytes=0)
 
 
 def test_address_space_of_a_trial_grows_with_the_files_of_the_engine(
@@ -306,9 +306,9 @@ def test_address_space_of_a_trial_grows_with_the_files_of_the_engine(
         commands.append(command)
         return subprocess.CompletedProcess(command, 0, b"", b"")
 
-    monkeypatch.setattr(engine_trust.subprocess, "run", run)
+    monkeypatch.setattr(untrusted_engine_trial.subprocess, "run", run)
     for size in (0, 3 << 30):
-        engine_trust.run_in_child("os:getpid", ["model"], label="it", bytes=size)
+        untrusted_engine_trial.run_in_child("os:getpid", ["model"], label="it", bytes=size)
     limits = [int(command[-2]) for command in commands]
     assert limits[1] - limits[0] == 4 * (3 << 30)
     assert [command[-1] for command in commands] == ["model", "model"]

@@ -15,13 +15,13 @@ from search_kit import (
 )
 from torch import Tensor
 
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy, search
+from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.inference.cpu.cpu_engine_conversion import convert_model
 from dragoman.inference.cuda.cuda_backend import EagerSearchBackend
 from dragoman.inference.ensemble_engine import EnsembleDecoder

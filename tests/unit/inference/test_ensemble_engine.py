@@ -16,7 +16,7 @@ from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
 from dragoman.config import Config
-from dragoman.decoding.search_strategy_and_backend import SearchRequest
+from dragoman.decoding.search_interface import SearchRequest
 from dragoman.errors import BundleError, ConfigError, DivergedError
 from dragoman.inference import Translator
 from dragoman.inference.ensemble_engine import EnsembleEngine

@@ -24,7 +24,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.translation_explanation_builder import diagnose
 from dragoman.inference import Translator
-from dragoman.inference.counterfactual_outputs import compare_outputs
+from dragoman.inference.forced_token_branches_and_head_ablation import compare_outputs
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

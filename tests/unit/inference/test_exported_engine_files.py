@@ -25,7 +25,7 @@ from dragoman.doctor import load_model_under_test, run_checks
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_ctranslate2
-from dragoman.inference import Engine, Translator, engine_selection, engine_trust
+from dragoman.inference import Engine, Translator, engine_selection, untrusted_engine_trial
 from dragoman.inference.ctranslate2_engine import CTranslate2Engine
 from dragoman.inference.engine_selection import choose_engine, open_engine
 from dragoman.inference.engine_throughput import list_engines
@@ -184,7 +184,7 @@ def foreign_engine(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     to.
     """
     folder = export_ctranslate2(bundle, quantization="float32").path
-    monkeypatch.setattr(engine_trust, "trust_directory", lambda: tmp_path / "trusted")
+    monkeypatch.setattr(untrusted_engine_trial, "trust_directory", lambda: tmp_path / "trusted")
     return folder
 
 
@@ -244,7 +244,7 @@ def test_engine_from_another_machine_is_not_loaded_unless_named(
         ),
     ):
         Translator.load(bundle, engine="ctranslate2")
-    assert not engine_trust.is_trusted(engine_digest(foreign_engine))
+    assert not untrusted_engine_trial.is_trusted(engine_digest(foreign_engine))
 
 
 def test_engine_from_another_machine_is_tried_once_in_a_child_process(
@@ -256,17 +256,19 @@ def test_engine_from_another_machine_is_tried_once_in_a_child_process(
     with caplog.at_level(logging.INFO, logger="dragoman"):
         assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
     assert "was not exported on this machine: trying it in a child process, once" in caplog.text
-    monkeypatch.setattr(engine_trust, "run_in_child", lambda *_, **__: pytest.fail("tried twice"))
+    monkeypatch.setattr(
+        untrusted_engine_trial, "run_in_child", lambda *_, **__: pytest.fail("tried twice")
+    )
     for engine in ("ctranslate2", "auto"):
         assert Translator.load(bundle, engine=engine).engine.name == "ctranslate2-float32"
-    record = engine_trust.trust_directory() / engine_digest(foreign_engine)
+    record = untrusted_engine_trial.trust_directory() / engine_digest(foreign_engine)
     assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_trial_that_hangs_is_ended(
     bundle: Path, foreign_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_trust, "TRIAL_TIMEOUT", 0.2)
+    monkeypatch.setattr(untrusted_engine_trial, "TRIAL_TIMEOUT", 0.2)
     with pytest.raises(BundleError, match=r"found no answer within 0\.2 seconds"):
         Translator.load(bundle, engine="ctranslate2")
 
@@ -274,14 +276,14 @@ def test_a_trial_that_hangs_is_ended(
 def test_trust_record_is_a_regular_file_named_by_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_trust, "trust_directory", lambda: tmp_path)
+    monkeypatch.setattr(untrusted_engine_trial, "trust_directory", lambda: tmp_path)
     digest = "a" * 64
-    assert not engine_trust.is_trusted(digest)
-    engine_trust.record_trust(digest)
-    assert engine_trust.is_trusted(digest)
+    assert not untrusted_engine_trial.is_trusted(digest)
+    untrusted_engine_trial.record_trust(digest)
+    assert untrusted_engine_trial.is_trusted(digest)
     (tmp_path / ("b" * 64)).symlink_to(tmp_path / digest)
-    assert not engine_trust.is_trusted("b" * 64)
-    assert not engine_trust.is_trusted("../" + digest)
+    assert not untrusted_engine_trial.is_trusted("b" * 64)
+    assert not untrusted_engine_trial.is_trusted("../" + digest)
 
 
 def test_an_engine_is_used_by_name_where_no_record_can_be_written(
@@ -463,7 +465,7 @@ def test_an_engine_may_list_no_other_files(bundle: Path) -> None:
         if name not in ("files", "format", "manifest_sha256")
     }
     write_manifest(folder, {**files, "hook.py": FileRecord(0, "0" * 64)}, rest)
-    engine_trust.record_trust(engine_digest(folder))
+    untrusted_engine_trial.record_trust(engine_digest(folder))
     with pytest.raises(BundleError, match=r"found 'hook\.py'"):
         open_engine(Bundle.load(bundle), "ctranslate2-float32")
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dragoman.cli.input_lines import StreamLines, open_stream_lines
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import SearchStrategy
+from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import DataError
 from dragoman.inference import NativeEngine, SearchRequest, Translator, input_line_buffer
 from dragoman.inference.input_line_buffer import (

@@ -16,7 +16,7 @@ from dragoman.data.labeled_records import Record
 from dragoman.decoding.constraint_automaton import ConstraintError
 from dragoman.decoding.constraint_definitions import EqualLength, Forbid, Mirror, Regex, Require
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictors.language_model import (
     EMPTY_NOTE,

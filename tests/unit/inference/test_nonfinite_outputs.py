@@ -11,11 +11,11 @@ import torch
 from model_kit import build_perturbed_transformer
 
 from dragoman.attention import edit, find_attentions
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     SearchRequest,
     SearchStrategy,
     log_sum_exp,

@@ -25,11 +25,11 @@ from translator_kit import (
     build_copying_translator,
 )
 
-from dragoman.data.padding_and_length_groups import group_by_length, pad_batch, pad_sources
+from dragoman.data.inference_batches import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.inference import TranslationOptions, Translator
-from dragoman.inference.batch_translator import Repetition, find_repetition
 from dragoman.inference.line_segments import Segment, split_lines, target_gap
+from dragoman.inference.single_batch_translator import Repetition, find_repetition
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers

@@ -15,7 +15,7 @@ from dragoman.config import ModelConfig
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.language_model import (

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from dragoman.attention import SmoothedSoftmax, edit, heads_off, record
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig, read_config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError
 from dragoman.layers.norms_and_residuals import NoResidual
 from dragoman.layers.rnn import GRU, LSTM, MEMORY_SUMMARIES, RNN, SlicedRNN, TanhRNN

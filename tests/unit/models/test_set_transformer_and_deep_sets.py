@@ -8,7 +8,7 @@ import torch
 from dragoman.attention import record
 from dragoman.attention.multi_head import MultiHead
 from dragoman.config import ModelConfig
-from dragoman.config.set_input_task import SetsConfig
+from dragoman.config.unordered_set_task import SetsConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.norms_and_residuals import Residual
 from dragoman.models.forward_context import ForwardContext

@@ -23,7 +23,7 @@ from dragoman.exchange.export import export_bundle
 from dragoman.models.factory import build_model
 from dragoman.runs import finetune
 from dragoman.runs.finetune import finetune_config
-from dragoman.runs.output_directory import OutputDirectory
+from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.runs.translation_data_preparation import prepare_data
 from dragoman.text.imported_tokenizer import ImportedTokenizer

@@ -26,7 +26,7 @@ from dragoman.errors import (
 )
 from dragoman.inference import Translator
 from dragoman.runs.auto_config import measure_corpus
-from dragoman.runs.output_directory import OutputDirectory
+from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 from dragoman.runs.training_run import train
 from dragoman.runs.translation_data_preparation import open_corpora
 from dragoman.runs.validation_split import SplitCorpus, is_held_out
@@ -732,7 +732,9 @@ def test_a_dry_run_into_a_folder_that_is_not_ours(corpus):
 
 
 def test_a_dry_run_checks_write_permission(corpus, monkeypatch):
-    monkeypatch.setattr("dragoman.runs.output_directory.os.access", lambda path, mode: False)
+    monkeypatch.setattr(
+        "dragoman.runs.output_directory_and_resume_checks.os.access", lambda path, mode: False
+    )
     with pytest.raises(PermissionDeniedError, match=f"Permission denied at {corpus}"):
         train(configured(corpus), corpus / "new" / "model", dry_run=True)
 

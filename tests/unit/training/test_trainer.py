@@ -26,8 +26,8 @@ from dragoman.runtime import signals
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import data_loader, train_step
 from dragoman.training import trainer as trainer_module
-from dragoman.training.checkpointer import Checkpointer
 from dragoman.training.data_loader import derive_seed
+from dragoman.training.model_and_optimizer_checkpoint import Checkpointer
 
 
 @pytest.fixture(autouse=True)

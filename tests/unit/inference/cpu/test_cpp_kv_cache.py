@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dragoman.config import Config
-from dragoman.decoding.search_strategy_and_backend import mask_invalid_tokens
+from dragoman.decoding.search_interface import mask_invalid_tokens
 from dragoman.inference.cpu.cpp_kv_cache import CppKVCache
 from dragoman.inference.cpu.cpp_transformer import CachedPositionVectors
 from dragoman.models.factory import build_model

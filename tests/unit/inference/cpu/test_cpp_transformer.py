@@ -15,11 +15,11 @@ import torch
 from model_kit import build_perturbed_transformer, convert_to_cpp
 from search_kit import search_with_own_backend as search
 
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import SearchRequest
+from dragoman.decoding.search_interface import SearchRequest
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer

@@ -10,10 +10,10 @@ import torch
 from model_kit import build_perturbed_transformer, convert_to_cpp
 from search_kit import search_with_own_backend as search
 
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search_strategy_and_backend import mask_invalid_tokens
+from dragoman.decoding.search_interface import mask_invalid_tokens
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
 from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer

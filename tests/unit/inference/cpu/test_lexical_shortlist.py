@@ -15,7 +15,7 @@ import torch
 from model_kit import build_perturbed_transformer
 
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
@@ -23,7 +23,7 @@ from dragoman.decoding.constraint_definitions import Require
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference import NativeEngine, SearchRequest, native_engine
+from dragoman.inference import NativeEngine, SearchRequest, dragoman_model_engine
 from dragoman.inference.cpu import lexical_shortlist
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
@@ -262,7 +262,7 @@ def test_a_required_word_need_not_be_listed(strategy: Any) -> None:
 
 def test_model_without_shortlist_support_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     model = make(activation="swiglu")
-    native_engine._warn_shortlist_unused.cache_clear()
+    dragoman_model_engine._warn_shortlist_unused.cache_clear()
     engine = NativeEngine(lambda: model, shortlist=counted())
     with caplog.at_level(logging.WARNING, logger="dragoman"):
         assert (

@@ -15,7 +15,7 @@ from model_kit import build_perturbed_transformer
 from search_kit import search_with_own_backend as search
 
 from dragoman.attention.attention_weight_hooks import edit, record
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling

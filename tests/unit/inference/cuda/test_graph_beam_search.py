@@ -14,12 +14,12 @@ import torch
 from kernel_kit import needs_gpu
 from model_kit import build_perturbed_transformer
 
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
-from dragoman.decoding.search_strategy_and_backend import search
+from dragoman.decoding.search_interface import search
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT16, FLOAT32

@@ -18,7 +18,6 @@ from dragoman.data.batch_plan import Cursor
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError, DivergedError
 from dragoman.storage.atomic_and_safe_file_io import FileRecord
 from dragoman.storage.tensor_files import write_tensors
-from dragoman.training.checkpointer import Checkpointer, _merge_file_records
 from dragoman.training.data_loader import DataLoader
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
 from dragoman.training.distributed.fsdp import (
@@ -28,6 +27,7 @@ from dragoman.training.distributed.fsdp import (
     rank_rows,
 )
 from dragoman.training.distributed.process_group import ProcessGroup
+from dragoman.training.model_and_optimizer_checkpoint import Checkpointer, _merge_file_records
 from dragoman.training.torch_compile import choose_torch_compile
 from dragoman.training.train_step import OOMSplitter
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config
-from dragoman.config.set_input_task import SetsConfig
+from dragoman.config.unordered_set_task import SetsConfig
 from dragoman.data.batch_plan import Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
@@ -30,7 +30,11 @@ from dragoman.data.synthetic_unordered_sets import (
 from dragoman.data.unordered_set_examples import FileSets, GeneratedPlan, GeneratedSets, SetStore
 from dragoman.data.unordered_set_parser import is_label, parse_number, parse_set
 from dragoman.errors import BundleError, DataError
-from dragoman.layers.stroke_image_encoder import IMAGE_SIZE, SEGMENT_WIDTH, render_strokes
+from dragoman.layers.synthetic_character_image_encoder import (
+    IMAGE_SIZE,
+    SEGMENT_WIDTH,
+    render_strokes,
+)
 from dragoman.models.set_transformer_and_deep_sets import build_set_transformer
 from dragoman.runtime import signals
 from dragoman.tasks.non_translation_task import (
@@ -41,7 +45,7 @@ from dragoman.tasks.non_translation_task import (
     TrainingTask,
     padded_length,
 )
-from dragoman.tasks.set_input_objectives import (
+from dragoman.tasks.unordered_set_objectives import (
     Clustering,
     Counting,
     Regression,

@@ -7,7 +7,7 @@ import torch
 from exchange_kit import build_exportable_model
 
 from dragoman.errors import ConfigError
-from dragoman.exchange.transformer_structure_reader import (
+from dragoman.exchange.transformer_export_spec import (
     embedding_table,
     output_matrix,
     read_transformer_structure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.data.padding_and_length_groups import group_by_length
+from dragoman.data.inference_batches import group_by_length
 
 
 def test_the_longest_rows_come_first_and_equal_ones_keep_their_order() -> None:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dragoman.layers.stroke_image_encoder import (
+from dragoman.layers.synthetic_character_image_encoder import (
     IMAGE_SIZE,
     STROKE_RADIUS,
     GlyphEncoder,

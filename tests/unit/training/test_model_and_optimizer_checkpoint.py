@@ -14,9 +14,9 @@ from training_kit import SETTINGS, assert_same_run, log_of, tensors_of, tiny_tra
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import ConfigError
 from dragoman.training import optimizer as optimizers
-from dragoman.training.checkpointer import Checkpointer
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.ema import EMA
+from dragoman.training.model_and_optimizer_checkpoint import Checkpointer
 from dragoman.training.task_protocol import Loss
 from dragoman.training.train_step import SingleProcess
 

@@ -5,7 +5,11 @@ import torch
 from torch import distributions
 
 from dragoman.data.synthetic_unordered_sets import ClusteringProblem
-from dragoman.tasks.gaussian_mixture import MIN_DEVIATION, GaussianMixture, fit_by_em
+from dragoman.tasks.gaussian_mixture_likelihood_and_em import (
+    MIN_DEVIATION,
+    GaussianMixture,
+    fit_by_em,
+)
 
 
 def points_and_oracle(count: int):

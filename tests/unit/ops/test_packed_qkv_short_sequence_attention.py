@@ -14,9 +14,9 @@ from dragoman.ops import (
     attend_packed,
     attend_reference,
     attention,
-    fused_qkv_short_sequence_attention,
+    packed_qkv_short_sequence_attention,
 )
-from dragoman.ops.fused_qkv_short_sequence_attention import SplitHeads
+from dragoman.ops.packed_qkv_short_sequence_attention import SplitHeads
 from dragoman.ops.short_sequence_attention import SHORT_ATTENTION_KERNEL
 
 SHAPES = [
@@ -39,7 +39,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the operator on a CPU too, where it computes its equations."""
     monkeypatch.setattr(attention, "_can_use_short_kernels", lambda query, cuda_graphs: True)
     monkeypatch.setattr(
-        fused_qkv_short_sequence_attention, "is_supported", lambda *_, dropout, **__: not dropout
+        packed_qkv_short_sequence_attention, "is_supported", lambda *_, dropout, **__: not dropout
     )
     monkeypatch.setattr(
         "dragoman.ops.short_sequence_attention.is_supported", lambda *_, **__: False

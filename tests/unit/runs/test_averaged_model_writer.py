@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from dragoman.config import Config
 from dragoman.errors import CorruptError
-from dragoman.runs.checkpoint_average import average_checkpoints
+from dragoman.runs.averaged_model_writer import average_checkpoints
 from dragoman.runs.training_run import train
 from tests.classify_kit import make_fields
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import group_by_length
+from dragoman.data.inference_batches import group_by_length
 from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_automaton import (
     CompiledConstraints,
@@ -24,7 +24,7 @@ from dragoman.decoding.constraint_automaton import (
 from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     SearchRequest,
     SearchStrategy,
     TokenConstraints,
@@ -34,11 +34,11 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.explain.attention_and_logit_capture import align_batch
 from dragoman.explain.explanation import AttentionWeights
 from dragoman.explain.translation_explanation_builder import TracedSearch
+from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.line_segments import Segment
 from dragoman.inference.minimum_bayes_risk_ranking import rank_candidates
-from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.inference.translation_result import Translation
 from dragoman.runtime.out_of_memory import BatchHalving, is_out_of_memory

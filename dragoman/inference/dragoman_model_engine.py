@@ -20,9 +20,9 @@ from dragoman.attention import attention_weight_hooks
 from dragoman.attention.attention_weight_hooks import RecordableAttention, edit, find_attentions
 from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config
-from dragoman.data.padding_and_length_groups import pad_sources
+from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search_strategy_and_backend import (
+from dragoman.decoding.search_interface import (
     REFERENCE_BACKEND,
     SearchBackend,
     SearchRequest,

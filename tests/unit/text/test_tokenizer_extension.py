@@ -9,7 +9,7 @@ import pytest
 from dragoman.config import TextConfig
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers
 from dragoman.text.special_tokens import UNK
-from dragoman.text.vocabulary_extension import (
+from dragoman.text.tokenizer_extension import (
     extend_tokenizer,
     extend_tokenizers,
     learn_pairs,

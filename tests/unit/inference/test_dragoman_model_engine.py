@@ -12,7 +12,7 @@ from model_kit import perturb_weights
 
 from dragoman.config import Config
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.search_strategy_and_backend import non_finite_error
+from dragoman.decoding.search_interface import non_finite_error
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.cpp_transformer import CppTransformer

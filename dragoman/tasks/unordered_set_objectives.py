@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.tasks.gaussian_mixture import GaussianMixture
+from dragoman.tasks.gaussian_mixture_likelihood_and_em import GaussianMixture
 
 Metrics = dict[str, Tensor]  # (B,) of each set; a data set's metric is the mean
 

@@ -13,8 +13,15 @@ from translator_kit import load_translator_that_ends
 
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
-from dragoman.inference import Translator, batch_translator, counterfactual_outputs
-from dragoman.inference.counterfactual_outputs import compare_outputs, compare_tokens
+from dragoman.inference import (
+    Translator,
+    forced_token_branches_and_head_ablation,
+    single_batch_translator,
+)
+from dragoman.inference.forced_token_branches_and_head_ablation import (
+    compare_outputs,
+    compare_tokens,
+)
 from dragoman.text.special_tokens import BOS, PAD, UNK
 
 SOURCE = "Zwei Kinder spielen?"
@@ -62,15 +69,15 @@ def test_branches_of_a_file_are_those_that_a_page_would_ask_for(
 
 def test_the_alternatives_of_forced_tokens_are_no_branches(translator: Translator) -> None:
     found = translator.explain(SOURCE, beam=2, prefix_ids=[300, 301])
-    assert {step for step, _ in counterfactual_outputs.list_branches(found, 1)} == set(
-        range(2, len(found.steps))
-    )
+    assert {
+        step for step, _ in forced_token_branches_and_head_ablation.list_branches(found, 1)
+    } == set(range(2, len(found.steps)))
 
 
 def test_there_are_at_most_so_many_branches(
     translator: Translator, explanation: Explanation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counterfactual_outputs, "MAX_BRANCHES", 3)
+    monkeypatch.setattr(forced_token_branches_and_head_ablation, "MAX_BRANCHES", 3)
     assert len(translator.add_branches(explanation, per_step=8).branches) == 3
     assert translator.add_branches(explanation, per_step=0).branches == {}
 
@@ -93,7 +100,7 @@ def test_special_token_cannot_start_a_branch(
 def test_a_branch_has_the_heads_off_that_its_explanation_had_off(translator: Translator) -> None:
     off = ["x0.1", "d1.0"]
     found = translator.explain(SOURCE, beam=2, off=off)
-    [(step, token), *_] = counterfactual_outputs.list_branches(found, 1)
+    [(step, token), *_] = forced_token_branches_and_head_ablation.list_branches(found, 1)
     branch = translator.branch(found, step, token)
     assert branch.request["off"] == off
     assert (
@@ -171,7 +178,7 @@ def test_as_few_tokens_as_possible_change(before: list[int], after: list[int]) -
 
 
 def test_outputs_too_long_to_compare_keep_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counterfactual_outputs, "MAX_COMPARED", 3)
+    monkeypatch.setattr(forced_token_branches_and_head_ablation, "MAX_COMPARED", 3)
     found = compare_tokens([1, 5, 6, 2], [1, 7, 5, 8, 2])
     assert found.states == ["kept", "changed", "changed", "new", "kept"]
 
@@ -186,8 +193,8 @@ def test_heads_are_listed_by_the_size_of_their_effect(explanation: Explanation) 
     changed = replace(explanation, heads=heads)
     site = explanation.heads[0].site
     names = [f"{site}.{number}" for number in (0, 1, 2, 3)]
-    assert counterfactual_outputs.list_heads(changed, 10) == names
-    assert counterfactual_outputs.list_heads(changed, 2) == names[:2]
+    assert forced_token_branches_and_head_ablation.list_heads(changed, 10) == names
+    assert forced_token_branches_and_head_ablation.list_heads(changed, 2) == names[:2]
 
 
 def test_branches_are_batched_by_source_and_prefix(
@@ -199,7 +206,7 @@ def test_branches_are_batched_by_source_and_prefix(
         grouped.extend(lengths)
         return [[number] for number in range(len(lengths))]
 
-    monkeypatch.setattr(batch_translator, "group_by_length", group)
+    monkeypatch.setattr(single_batch_translator, "group_by_length", group)
     translator.add_branches(explanation, per_step=1)
     source = len(explanation.source.tokens)  # with its end of sentence
     assert grouped == [source + step + 1 for step in range(len(explanation.steps))]

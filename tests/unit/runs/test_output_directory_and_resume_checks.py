@@ -9,8 +9,12 @@ import pytest
 
 from dragoman.config import Config, read_config, to_dict
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.runs import output_directory
-from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs import output_directory_and_resume_checks
+from dragoman.runs.output_directory_and_resume_checks import (
+    DataFile,
+    OutputDirectory,
+    require_same_files,
+)
 from dragoman.storage.atomic_and_safe_file_io import replace_file
 
 TRAIN, VALID = (DataFile(part, f"data/{part}.txt", 5, "abc") for part in ("train", "valid"))
@@ -56,7 +60,7 @@ def test_a_run_has_started_once_all_its_files_are_written(
     output_dir.training.mkdir(parents=True)
     request = Config()
     config = request.replace(train={"steps": 7})
-    monkeypatch.setattr(output_directory, "replace_file", write)
+    monkeypatch.setattr(output_directory_and_resume_checks, "replace_file", write)
     if written < 3:
         with pytest.raises(Killed):
             output_dir.write(request, config, [TRAIN, VALID])

@@ -21,7 +21,7 @@ from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError
 from dragoman.runs.non_translation_run_builder import TaskBuilder, prepare_task
-from dragoman.runs.output_directory import OutputDirectory
+from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 from dragoman.tasks.non_translation_task import TrainingTask, load_task
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers
 from dragoman.training.progress_display import QuietProgress

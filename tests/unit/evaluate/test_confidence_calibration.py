@@ -19,7 +19,7 @@ from dragoman.evaluate.classification_metrics import (
     calibration_chance_error,
     expected_calibration_error,
 )
-from dragoman.evaluate.translation_confidence import (
+from dragoman.evaluate.confidence_calibration import (
     FEATURES,
     MAX_POINTS,
     ConfidenceFeatures,
