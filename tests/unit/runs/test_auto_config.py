@@ -12,7 +12,9 @@ from dragoman.runs.auto_config import (
     MAX_R_DROP_EPOCHS,
     MIN_EPOCHS_FOR_R_DROP,
     MODEL_SIZES,
+    OVERFITTING_EPOCHS,
     R_DROP_WEIGHT,
+    SELECTION_SENTENCES,
     TOKENS_PER_WORD,
     TRAINING_TIME_FRACTION,
     CorpusSize,
@@ -150,6 +152,28 @@ def test_time_for_many_epochs_is_spent_on_r_drop():
         chosen = choose(100, keep=[name])
         assert chosen.config.train.r_drop == 0
         assert chosen.epochs == MAX_EPOCHS
+
+
+def test_checkpoints_of_many_epochs_on_a_gpu_are_selected_by_bleu():
+    def choose(epochs, device="cuda", keep=()):
+        seconds = 300
+        tokens = MULTI30K.words * TOKENS_PER_WORD
+        throughput = epochs * tokens / seconds / TRAINING_TIME_FRACTION
+        found = choose_config(
+            MULTI30K, seconds=seconds, measure=lambda _: throughput, device=device, keep=keep
+        )
+        explained = any(reason.startswith("checkpoint: ") for reason in found.reasons)
+        assert not found.config.problems()
+        assert explained == (found.config.train.best_metric == "bleu")
+        return found.config.train
+
+    for epochs in (OVERFITTING_EPOCHS + 1, 2 * OVERFITTING_EPOCHS + 10, 200):  # 200: R-Drop
+        train = choose(epochs)
+        assert (train.best_metric, train.validate_sentences) == ("bleu", SELECTION_SENTENCES)
+    assert choose(OVERFITTING_EPOCHS - 1).best_metric == "loss"
+    assert choose(200, device="cpu").best_metric == "loss"
+    for name in ("train.best_metric", "train.validate_sentences"):  # set explicitly
+        assert choose(200, keep=[name]).best_metric == "loss"
 
 
 def test_r_drop_needs_a_time_budget():
