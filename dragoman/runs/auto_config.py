@@ -33,6 +33,7 @@ R_DROP_WEIGHT = 5.0  # the paper's, for translation
 # the checkpoint is selected by BLEU of so many sentences. A GPU translates them in a second; a CPU
 # would spend a tenth of its time on them.
 SELECTION_SENTENCES = 1000
+MIN_SELECTION_SENTENCES = 500  # BLEU of fewer differs by chance more than between checkpoints
 MIN_TRAIN_STEPS = 100
 TRAINING_TIME_FRACTION = 0.9  # of the time budget; the rest is preparation, validation, writing
 MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 800, 25_000
@@ -245,6 +246,16 @@ def _build_config(model_size: ModelSize, vocab_size: int, batch: int, *, dropout
         train={"batch_tokens": batch, "learning_rate": 0.5 / model_size.width},
     )
     return dataclasses.replace(config, recipe="small")
+
+
+def select_by_loss_of_few(config: Config, sentences: int) -> Config:
+    """Return the configuration that selects by loss if there are few sentences to translate."""
+    if sentences >= MIN_SELECTION_SENTENCES:
+        return config
+    recipe: Config = catalogue("recipe").load(config.recipe)()
+    return config.replace(
+        train={name: getattr(recipe.train, name) for name in ("best_metric", "validate_sentences")}
+    )
 
 
 def apply_step_count(config: Config, steps: int, *, keep: Collection[str] = ()) -> Config:

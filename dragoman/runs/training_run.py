@@ -26,6 +26,7 @@ from dragoman.runs.auto_config import (
     has_default_steps,
     limit_steps,
     measure_corpus,
+    select_by_loss_of_few,
 )
 from dragoman.runs.base_run_builder import RunBuilder
 from dragoman.runs.final_model_and_card import build_model_card, select_weights
@@ -210,6 +211,7 @@ class TrainingRun:
             output_dir.request() if has_run else config
         )
         self._vocab_size_is_default = False
+        self._metric_is_default = False  # chosen by choose_config
         self._epochs = 0.0  # planned, if train.steps is a default and there is no time budget
         self._reported_steps = 0  # planned steps of the last report
         self._pretrained: PretrainedModel | None = None  # of a new fine-tuning run
@@ -239,6 +241,7 @@ class TrainingRun:
             and not self.config.train.epochs
         )
         self._vocab_size_is_default = self.config.text.vocab_size == base.text.vocab_size
+        self._metric_is_default = base.train.best_metric == self.config.train.best_metric == "bleu"
 
     def open_pretrained(self) -> None:
         """Open the model to fine-tune, and choose the batch size for the corpus."""
@@ -500,6 +503,14 @@ class TrainingRun:
                     self.config, prepared, keep=self.explicit_settings, progress=self.progress
                 )
             return TaskBuilder(self.config, prepared, device=self.device, progress=self.progress)
+        if self._metric_is_default and prepared.valid is not None:
+            fitted = select_by_loss_of_few(self.config, len(prepared.valid))
+            if fitted != self.config:
+                self.progress.note(
+                    f"checkpoint: of the lowest loss, because {len(prepared.valid)} validation "
+                    "sentences are too few for BLEU"
+                )
+            self.config = fitted
         return TranslationBuilder(
             self.config, prepared, device=self.device, progress=self.progress, weights=self._weights
         )

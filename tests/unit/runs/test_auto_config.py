@@ -11,6 +11,7 @@ from dragoman.runs.auto_config import (
     MAX_EPOCHS,
     MAX_R_DROP_EPOCHS,
     MIN_EPOCHS_FOR_R_DROP,
+    MIN_SELECTION_SENTENCES,
     MODEL_SIZES,
     OVERFITTING_EPOCHS,
     R_DROP_WEIGHT,
@@ -29,6 +30,7 @@ from dragoman.runs.auto_config import (
     limit_steps,
     max_epochs,
     measure_corpus,
+    select_by_loss_of_few,
 )
 
 MULTI30K = CorpusSize(29_000, 650_000, exact=True)
@@ -174,6 +176,14 @@ def test_checkpoints_of_many_epochs_on_a_gpu_are_selected_by_bleu():
     assert choose(200, device="cpu").best_metric == "loss"
     for name in ("train.best_metric", "train.validate_sentences"):  # set explicitly
         assert choose(200, keep=[name]).best_metric == "loss"
+
+
+def test_few_validation_sentences_do_not_select_a_checkpoint_by_bleu():
+    small = read_config(recipe="small")
+    config = small.replace(train={"best_metric": "bleu", "validate_sentences": 1000, "steps": 7})
+    assert select_by_loss_of_few(config, MIN_SELECTION_SENTENCES) == config
+    found = select_by_loss_of_few(config, MIN_SELECTION_SENTENCES - 1)
+    assert found == small.replace(train={"steps": 7})
 
 
 def test_r_drop_needs_a_time_budget():

@@ -25,6 +25,7 @@ from dragoman.errors import (
     StoppedError,
 )
 from dragoman.inference import Translator
+from dragoman.runs import auto_config, training_run
 from dragoman.runs.auto_config import measure_corpus
 from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 from dragoman.runs.training_run import train
@@ -212,6 +213,40 @@ def test_without_a_recipe_everything_is_fitted(corpus):
     assert OutputDirectory(out).config().recipe == "small"
     assert OutputDirectory(out).config().model.width == 16  # explicit settings take precedence
     assert any(note.startswith("vocabulary size:") for note in captured.notes)
+
+
+@pytest.mark.parametrize(
+    ("enough", "more", "metric"),
+    [(1, [], "bleu"), (10_000, [], "loss"), (10_000, ["train.best_metric=bleu"], "bleu")],
+)
+def test_few_held_out_sentences_select_by_loss_unless_bleu_is_requested(
+    corpus, monkeypatch, enough, more, metric
+):
+    def override(base):
+        files = [f"data.{side}={corpus / f'a.{side}'}" for side in ("src", "tgt")]
+        return read_config(base=base, overrides=[*files, *SETTINGS, *more])
+
+    def choose(*args, keep, **options):
+        chosen = auto_config.choose_config(*args, keep=keep, **options)
+        if "train.best_metric" in keep:
+            return chosen
+        train = {"best_metric": "bleu", "validate_sentences": 1000}  # as on a GPU
+        return chosen._replace(config=chosen.config.replace(train=train))
+
+    monkeypatch.setattr(training_run, "choose_config", choose)
+    monkeypatch.setattr(auto_config, "MIN_SELECTION_SENTENCES", enough)
+    captured = CapturedNotes()
+    explicit = [each.partition("=")[0] for each in more]
+    out = train(
+        override(None),
+        corpus / "model",
+        override=override,
+        explicit_settings=explicit,
+        progress=captured,
+    )
+    assert OutputDirectory(out).config().train.best_metric == metric
+    told = any("too few for BLEU" in note for note in captured.notes)
+    assert told == (metric == "loss")
 
 
 def test_without_a_recipe_the_requested_epochs_are_trained(corpus):
