@@ -82,7 +82,7 @@ def train_architecture(
     from dragoman.runs.final_model_and_card import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
     from dragoman.runs.translation_data_preparation import prepare_data
-    from dragoman.runs.translation_run_builder import TranslationBuilder
+    from dragoman.runs.translation_training_builder import TranslationBuilder
     from dragoman.runtime.device import choose_device
     from dragoman.training.distributed.process_group import ProcessGroup
     from dragoman.training.progress_display import QuietProgress

@@ -50,17 +50,17 @@ from dragoman.data.batch_plan import Plan
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import read_records
 from dragoman.models.forward_context import ForwardContext
-from dragoman.models.set_blocks import (
+from dragoman.models.set_transformer_and_deep_sets import SetTransformer
+from dragoman.models.set_transformer_blocks import (
     InducedSetAttentionBlock,
     MultiheadAttentionBlock,
     PoolingByMultiheadAttention,
     SetAttentionBlock,
 )
-from dragoman.models.set_transformer_and_deep_sets import SetTransformer
 from dragoman.tasks.gaussian_mixture_likelihood_and_em import fit_by_em
 from dragoman.tasks.non_translation_task import TrainingTask
 from dragoman.tasks.sentence_pair_classification import PairsTask
-from dragoman.tasks.unordered_set_task import SetBatch, SetsTask
+from dragoman.tasks.unordered_set_input_task import SetBatch, SetsTask
 from dragoman.training.bf16_mixed_precision import choose_precision
 from dragoman.training.torch_compile import configure_backends
 
@@ -333,7 +333,7 @@ def fit_slope(sizes: tuple[int, ...], times: list[float]) -> float:
 
 def compare_clustering(options: argparse.Namespace, device: torch.device) -> None:
     """Print the log-likelihood of a clustering model, of EM and of the oracle on test sets."""
-    from dragoman.inference.predictors.set_predictor import SetModel
+    from dragoman.inference.predictors.unordered_set_predictor import SetModel
 
     model = SetModel.load(options.clustering, device=options.device)
     task = model.task

@@ -122,6 +122,6 @@ def _compiled_kernels() -> None:
     """Compile the CPU's kernels before the first test: whichever ran first would find a line about
     it on its stderr.
     """
-    from dragoman.inference.cpu.kernel_library import load_kernel_library
+    from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 
     load_kernel_library()

@@ -29,7 +29,7 @@ needs_gpu = pytest.mark.gpu
 
 def cache_with_kernels(folder: Path) -> Path:
     """Return a new cache folder that has only the compiled C++ kernels: compiling takes seconds."""
-    from dragoman.inference.cpu.kernel_library import load_kernel_library
+    from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
     from dragoman.storage.trusted_cache_directory import cache_dir
 
     load_kernel_library()

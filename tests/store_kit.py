@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dragoman.config.config import DataConfig
+from dragoman.config.root_config import DataConfig
 from dragoman.data.parallel_corpus import Corpus, ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.sentencepiece_tokenizer import Tokenizers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dragoman.config import Config, ModelConfig, TrainConfig
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.config.tagging import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.tasks.tagging import TaggingTask

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dragoman.cli.settings_reference import list_all_settings
 from dragoman.config import list_settings
-from dragoman.config.config import SECTIONS, Config
+from dragoman.config.root_config import SECTIONS, Config
 from dragoman.models.block_catalogue import BLOCKS
 from dragoman.models.block_validation import block_options_type
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from dragoman.errors import suggest_name
 
 if TYPE_CHECKING:
-    from dragoman.attention.absolute_positions import LearnedPositions as LearnedPositions
-    from dragoman.attention.absolute_positions import Positions as Positions
-    from dragoman.attention.absolute_positions import RelativePosition as RelativePosition
-    from dragoman.attention.absolute_positions import (
+    from dragoman.attention.absolute_position_encodings import LearnedPositions as LearnedPositions
+    from dragoman.attention.absolute_position_encodings import Positions as Positions
+    from dragoman.attention.absolute_position_encodings import RelativePosition as RelativePosition
+    from dragoman.attention.absolute_position_encodings import (
         SinusoidalHalvesPositions as SinusoidalHalvesPositions,
     )
-    from dragoman.attention.absolute_positions import SinusoidalPositions as SinusoidalPositions
+    from dragoman.attention.absolute_position_encodings import (
+        SinusoidalPositions as SinusoidalPositions,
+    )
     from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
     from dragoman.attention.attention_pooling import (
         MultiDimensionalPooling as MultiDimensionalPooling,
@@ -54,11 +56,13 @@ if TYPE_CHECKING:
     from dragoman.attention.multi_head import CrossAttention as CrossAttention
     from dragoman.attention.multi_head import MultiHead as MultiHead
     from dragoman.attention.multi_head import SelfAttention as SelfAttention
-    from dragoman.attention.relative_positions import AlibiBias as AlibiBias
-    from dragoman.attention.relative_positions import RotaryEmbedding as RotaryEmbedding
-    from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
-    from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
-    from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
+    from dragoman.attention.relative_position_encodings import AlibiBias as AlibiBias
+    from dragoman.attention.relative_position_encodings import RotaryEmbedding as RotaryEmbedding
+    from dragoman.attention.relative_position_encodings import ShawRelativeKeys as ShawRelativeKeys
+    from dragoman.attention.relative_position_encodings import T5RelativeBias as T5RelativeBias
+    from dragoman.attention.relative_position_encodings import (
+        TransformerXLBias as TransformerXLBias,
+    )
     from dragoman.attention.score_and_alignment_mechanism import Attended as Attended
     from dragoman.attention.score_and_alignment_mechanism import Mechanism as Mechanism
     from dragoman.attention.score_and_alignment_mechanism import (
@@ -122,7 +126,7 @@ _HOMES = {
         "StructuredPooling",
         "overlap_penalty",
     ),
-    "absolute_positions": (
+    "absolute_position_encodings": (
         "LearnedPositions",
         "Positions",
         "RelativePosition",
@@ -138,7 +142,7 @@ _HOMES = {
         "heads_off",
         "record",
     ),
-    "relative_positions": (
+    "relative_position_encodings": (
         "AlibiBias",
         "RotaryEmbedding",
         "ShawRelativeKeys",

@@ -117,43 +117,43 @@ ALIGNMENTS = Registry(
 POSITIONS = Registry(
     "positions",
     sinusoidal=Entry(
-        "dragoman.attention.absolute_positions:SinusoidalPositions",
+        "dragoman.attention.absolute_position_encodings:SinusoidalPositions",
         "Sinusoidal, interleaved as in Vaswani et al. (2017); no limit on length.",
     ),
     sinusoidal_halves=Entry(
-        "dragoman.attention.absolute_positions:SinusoidalHalvesPositions",
+        "dragoman.attention.absolute_position_encodings:SinusoidalHalvesPositions",
         "Sinusoidal, all sines before all cosines as in Marian; no limit on length.",
     ),
     learned=Entry(
-        "dragoman.attention.absolute_positions:LearnedPositions",
+        "dragoman.attention.absolute_position_encodings:LearnedPositions",
         "A trained vector for each position up to model.max_positions.",
     ),
     none=Entry(
-        "dragoman.attention.absolute_positions:NoPositions",
+        "dragoman.attention.absolute_position_encodings:NoPositions",
         "No position encoding: order is visible through the causal mask only.",
     ),
     rotary=Entry(
-        "dragoman.attention.relative_positions:RotaryPositions",
+        "dragoman.attention.relative_position_encodings:RotaryPositions",
         "Rotary position embedding (RoPE); no limit on length.",
         traits=("in_attention",),
     ),
     alibi=Entry(
-        "dragoman.attention.relative_positions:AlibiPositions",
+        "dragoman.attention.relative_position_encodings:AlibiPositions",
         "ALiBi: a linear penalty on the distance, per head; no limit on length.",
         traits=("in_attention",),
     ),
     t5=Entry(
-        "dragoman.attention.relative_positions:T5Positions",
+        "dragoman.attention.relative_position_encodings:T5Positions",
         "T5's relative position bias, per bucket of distances; no limit on length.",
         traits=("in_attention",),
     ),
     shaw=Entry(
-        "dragoman.attention.relative_positions:ShawPositions",
+        "dragoman.attention.relative_position_encodings:ShawPositions",
         "Shaw's relative keys, for distances up to 16; no limit on length.",
         traits=("in_attention",),
     ),
     transformer_xl=Entry(
-        "dragoman.attention.relative_positions:TransformerXLPositions",
+        "dragoman.attention.relative_position_encodings:TransformerXLPositions",
         "Transformer-XL's relative sinusoids with two trained biases; no limit on length.",
         traits=("in_attention",),
     ),

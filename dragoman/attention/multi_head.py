@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention import masks
-from dragoman.attention.absolute_positions import RelativePosition
+from dragoman.attention.absolute_position_encodings import RelativePosition
 from dragoman.attention.argument_checks import (
     check_heads,
     check_mask,

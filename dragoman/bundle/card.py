@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from dragoman._version import __version__
 from dragoman.config import Config
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.config.translation_directions import list_languages, parse_directions
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.attention.absolute_positions import LearnedPositions
+from dragoman.attention.absolute_position_encodings import LearnedPositions
 from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.search_interface import search

@@ -22,7 +22,7 @@ from dragoman.bundle.reader import (
     require_task,
 )
 from dragoman.config import Config
-from dragoman.config.config import TASK_STACKS, TRANSLATE
+from dragoman.config.root_config import TASK_STACKS, TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.models.block_validation import count_layers
 from dragoman.models.factory import skip_initialization

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.storage import manifest

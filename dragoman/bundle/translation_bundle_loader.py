@@ -27,7 +27,7 @@ from dragoman.bundle.reader import (
     require_task,
 )
 from dragoman.config import Config
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.config.translation_directions import parse_directions
 from dragoman.errors import BundleError, ConfigError
 from dragoman.models.block_validation import count_layers

@@ -28,8 +28,8 @@ from dragoman.bundle.non_translation_bundle_loader import (
 )
 from dragoman.bundle.translation_bundle_loader import build_loaded_model
 from dragoman.config import Config, to_dict
-from dragoman.config.config import CORPUS_SETTINGS, file_names
 from dragoman.config.device_engine_and_precision_names import check_bundle_quantization
+from dragoman.config.root_config import CORPUS_SETTINGS, file_names
 from dragoman.errors import BundleError
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
 from dragoman.models.factory import count_parameters

@@ -29,7 +29,7 @@ from dragoman.cli import (
     explore,
     export,
     generate,
-    import_,
+    import_huggingface_model,
     info,
     plot,
     predict,
@@ -39,7 +39,7 @@ from dragoman.cli import (
     train,
     translate,
     tune_hyperparameters,
-    verify_checksums,
+    verify_model_checksums,
 )
 from dragoman.cli.terminal_output import print_error, print_note, show_notes
 from dragoman.errors import ConfigError, DragomanError, StoppedError, escape_unprintable
@@ -99,13 +99,13 @@ for _module in (  # the first word of a module is its command
     info,
     export,
     average,
-    verify_checksums,
+    verify_model_checksums,
     doctor,
     settings_reference,
     demo,
 ):
     app.command()(getattr(_module, _module.__name__.rpartition(".")[2].partition("_")[0]))
-app.command("import")(import_.import_)
+app.command("import")(import_huggingface_model.import_)
 app.add_typer(data_check_and_clean.app)
 app.add_typer(recipes.app)
 
@@ -214,7 +214,7 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
 
 def _suggest_for_option(option: str, context: Any) -> str:
     """Return a suggestion for an option of another toolkit: ours, or the setting; or ""."""
-    from dragoman.config.config import find_settings
+    from dragoman.config.root_config import find_settings
     from dragoman.config.setting_aliases import OPTION_BY_SYNONYM
 
     section, _, name = option.lstrip("-").replace("-", "_").rpartition(".")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dragoman.decoding.constraint_definitions import Constraint
+    from dragoman.decoding.output_constraint_definitions import Constraint
 
 _PANEL = "Constraints"
 
@@ -56,7 +56,7 @@ def parse_constraint_options(
     if not (names or require or forbid or regex is not None):
         return ()
     # Imported here, so that commands without constraints do not import numpy for them.
-    from dragoman.decoding.constraint_definitions import parse_constraints
+    from dragoman.decoding.output_constraint_definitions import parse_constraints
 
     return parse_constraints(
         names or (),

@@ -78,7 +78,7 @@ def doctor(
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
     from dragoman.bundle.format import read_task, require_bundle
-    from dragoman.config.config import TRANSLATE
+    from dragoman.config.root_config import TRANSLATE
     from dragoman.doctor import (
         TaskModelUnderTest,
         load_model_under_test,

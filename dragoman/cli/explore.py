@@ -133,7 +133,7 @@ def explore(
     if beam is not None and beam > MAX_BEAM:
         raise ConfigError([f"--beam of the page is at most {MAX_BEAM}; found {beam}; lower it"])
 
-    from dragoman.explore.request_guard import is_loopback
+    from dragoman.explore.request_security import is_loopback
     from dragoman.explore.uvicorn_server import bind, page_url, serve
 
     stored = None if json is None else read_explanation(json)

@@ -50,7 +50,7 @@ def _suggest_path(path: str, paths: list[str]) -> str:
     It is the setting that other toolkits call so, settings whose names contain the word, or the
     nearest spelling.
     """
-    from dragoman.config.config import find_settings
+    from dragoman.config.root_config import find_settings
 
     section, _, name = path.rpartition(".")
     sections = {each.partition(".")[0] for each in paths}
@@ -66,7 +66,7 @@ def _suggest_path(path: str, paths: list[str]) -> str:
 
 def list_all_settings() -> list[SettingRow]:
     """Return every setting, section by section."""
-    from dragoman.config.config import SECTIONS, Config
+    from dragoman.config.root_config import SECTIONS, Config
     from dragoman.config.setting_declaration import list_settings
 
     rows = []

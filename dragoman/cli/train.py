@@ -244,8 +244,8 @@ def _start_training(
 ) -> None:
     """Read the settings, then start or resume a run."""
     from dragoman.config import apply_overrides, overridden_settings, read_config
-    from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
+    from dragoman.config.root_config import TRANSLATE
     from dragoman.recipes.recipe_miniature import mini
     from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 
@@ -320,8 +320,8 @@ def _start_training(
 
 def _require_data(config: Config | None) -> None:
     """Raise ConfigError unless the settings name training data, or a generated problem."""
-    from dragoman.config.config import TRANSLATE
-    from dragoman.config.unordered_set_task import GENERATED_PROBLEMS
+    from dragoman.config.root_config import TRANSLATE
+    from dragoman.config.unordered_set_input_task import GENERATED_PROBLEMS
 
     if config is not None:
         data = config.data
@@ -381,7 +381,7 @@ def check_corpus_files(config: Config | None) -> None:
 
     Training files must not all be empty.
     """
-    from dragoman.config.config import CORPUS_SETTINGS, file_names
+    from dragoman.config.root_config import CORPUS_SETTINGS, file_names
     from dragoman.data.compressed_input_streams import open_input_file
 
     if config is None:

@@ -1,6 +1,7 @@
 """`dragoman translate`: translate raw text line by line.
 
-Options that other commands share are in cli/options.py, defaults of the search in config/config.py.
+Options that other commands share are in cli/options.py, defaults of the search in
+config/root_config.py.
 """
 
 from __future__ import annotations

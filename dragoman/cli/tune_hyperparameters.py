@@ -154,9 +154,9 @@ def tune(
     trial_seconds = parse_duration(trial_budget) if trial_budget else 0.0
 
     from dragoman.config import overridden_settings, read_config
-    from dragoman.config.config import TRANSLATE
     from dragoman.config.loader import recipe_task
-    from dragoman.config.unordered_set_task import GENERATED_PROBLEMS
+    from dragoman.config.root_config import TRANSLATE
+    from dragoman.config.unordered_set_input_task import GENERATED_PROBLEMS
     from dragoman.runtime.optional_package_checks import require_packages
     from dragoman.tune.search_space import parse_search
 

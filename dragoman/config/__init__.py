@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.config.config import Config, DataConfig, DecodeConfig, TextConfig
     from dragoman.config.loader import (
         apply_overrides,
         config_digest,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         to_dict,
     )
     from dragoman.config.model import ModelConfig
+    from dragoman.config.root_config import Config, DataConfig, DecodeConfig, TextConfig
     from dragoman.config.setting_declaration import Setting, list_settings, setting
     from dragoman.config.train import TrainConfig
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("Config", "DataConfig", "DecodeConfig", "TextConfig"), "config"),
+    **dict.fromkeys(("Config", "DataConfig", "DecodeConfig", "TextConfig"), "root_config"),
     "ModelConfig": "model",
     "TrainConfig": "train",
     **dict.fromkeys(("Setting", "list_settings", "setting"), "setting_declaration"),

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from dragoman.config.config import (
+from dragoman.config.root_config import (
     SECTIONS,
     TASK_STACKS,
     TRANSLATE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.misalignment_detection import (
+from dragoman.data.line_shift_detection import (
     Misalignment,
     NumberedFeatures,
     find_misalignment,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.config import Config
+from dragoman.config.root_config import Config
 from dragoman.config.sentence_pair_classification import PairsConfig
 from dragoman.data.compressed_input_streams import FileStream
 from dragoman.data.tabular_files import ROW_READERS, TableRow

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.config import DataConfig, file_names
+from dragoman.config.root_config import DataConfig, file_names
 from dragoman.config.translation_directions import Direction, parse_direction
 from dragoman.data.compressed_input_streams import DecompressionLimits, FileStream
-from dragoman.data.misalignment_detection import Misalignment, find_misalignment, line_features
+from dragoman.data.line_shift_detection import Misalignment, find_misalignment, line_features
 from dragoman.data.tabular_files import (
     ROW_READERS,
     ColumnSelection,

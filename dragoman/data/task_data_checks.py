@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.config.sentence_pair_classification import PairsConfig
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.labeled_records import (
     TAG_NAMES,

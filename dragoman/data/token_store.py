@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.config import DataConfig
+from dragoman.config.root_config import DataConfig
 from dragoman.data.compressed_input_streams import file_sha256
 from dragoman.data.parallel_corpus import Corpus
 from dragoman.data.token_store_builder import BuildProgress, StoreReport, build_store

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.config import DataConfig
+from dragoman.config.root_config import DataConfig
 from dragoman.data.compressed_input_streams import file_sha256
 from dragoman.data.parallel_corpus import BadPair, Corpus
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks

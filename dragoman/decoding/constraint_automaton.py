@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.decoding.constraint_definitions import (
+from dragoman.decoding.output_constraint_definitions import (
     Constraint,
     EqualLength,
     Mirror,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dragoman.decoding.constraint_definitions import (
+from dragoman.decoding.output_constraint_definitions import (
     is_mark,
 )
 from dragoman.decoding.regex_to_dfa import (

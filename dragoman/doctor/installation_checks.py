@@ -13,12 +13,12 @@ import torch
 from dragoman.bundle.format import box_path
 from dragoman.doctor.check_result import CheckResult, NotApplicableError
 from dragoman.errors import BundleError, DragomanError
-from dragoman.inference.cpu.kernel_library import PREBUILT_DIRECTORY, load_kernel_library
+from dragoman.inference.cpu.cpp_kernel_library_loader import PREBUILT_DIRECTORY, load_kernel_library
 from dragoman.runtime.device import cuda_problem, describe_hardware
 from dragoman.runtime.optional_package_checks import EXTRAS, install_hint, missing_reason
+from dragoman.storage.checksum_verification import verify_directory
 from dragoman.storage.disk_space_and_errors import format_bytes
 from dragoman.storage.trusted_cache_directory import cache_dir, make_private_directory
-from dragoman.storage.verification import verify_directory
 
 MATMUL_TOLERANCE = 1e-3  # of a float32 matmul on a GPU, against the CPU's
 TORCH_VERSIONS = ((2, 11), (2, 13))  # the first and the last that the tests run on

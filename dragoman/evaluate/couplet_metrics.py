@@ -9,7 +9,7 @@ from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 
-from dragoman.decoding.constraint_definitions import (
+from dragoman.decoding.output_constraint_definitions import (
     Constraint,
     EqualLength,
     Mirror,

@@ -13,8 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.absolute_positions import LearnedPositions
-from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeKeys, T5RelativeBias
+from dragoman.attention.absolute_position_encodings import LearnedPositions
+from dragoman.attention.relative_position_encodings import (
+    RotaryEmbedding,
+    ShawRelativeKeys,
+    T5RelativeBias,
+)
 from dragoman.config import Config
 from dragoman.config.device_engine_and_precision_names import check_quantization
 from dragoman.errors import ConfigError

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dragoman.attention.absolute_positions import SinusoidalHalvesPositions
+from dragoman.attention.absolute_position_encodings import SinusoidalHalvesPositions
 from dragoman.errors import BundleError, CorruptError
 from dragoman.storage.atomic_and_safe_file_io import native_path, open_regular
 from dragoman.storage.disk_space_and_errors import format_bytes

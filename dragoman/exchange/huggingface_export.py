@@ -16,7 +16,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dragoman.attention.absolute_positions import SinusoidalHalvesPositions, SinusoidalPositions
+from dragoman.attention.absolute_position_encodings import (
+    SinusoidalHalvesPositions,
+    SinusoidalPositions,
+)
 from dragoman.config import Config
 from dragoman.exchange.huggingface_runner import quiet_transformers
 from dragoman.exchange.huggingface_weight_names import reorder_sinusoids, to_hugging_face

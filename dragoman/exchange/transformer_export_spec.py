@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.absolute_positions import Positions
+from dragoman.attention.absolute_position_encodings import Positions
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding_and_output_projection import Embedding
 from dragoman.models.block_stack import Stack

@@ -310,7 +310,7 @@ class Explanation:
 
         What does not fit is pooled or left out, and `limits` lists what.
         """
-        from dragoman.explain.explanation_json_limit import encode_explanation
+        from dragoman.explain.explanation_json_size_limit import encode_explanation
 
         return encode_explanation(self, budget)
 

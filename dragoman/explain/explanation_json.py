@@ -1,7 +1,7 @@
 """The JSON form of an explanation: its parts and tensors to JSON values and back, and its digest.
 
 The fields are documented in `docs/explanation.md`, and `schema.json` is their schema;
-`explanation_json_limit.py` cuts the whole to a budget of bytes.
+`explanation_json_size_limit.py` cuts the whole to a budget of bytes.
 
 Tensors are quantized and in base64: weights are `u8` with square-root companding (value = scale *
 (u / 255)²: worst error 0.004 at 1, 4e-6 near 0), small signed matrices and vectors `f32`, large

@@ -7,7 +7,7 @@ know raise an error instead of being ignored.
 The schema knows types and ranges of single values. A page or a report also follows references: a
 head's site, a node's parent, a token's span of the text. A file may claim any of them, so
 `find_inconsistencies` follows them first. That an explanation matches what its model
-computed is checked by `explanation_against_model_checks.py`.
+computed is checked by `explanation_consistency_checks.py`.
 """
 
 from __future__ import annotations

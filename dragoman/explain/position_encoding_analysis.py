@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.absolute_positions import (
+from dragoman.attention.absolute_position_encodings import (
     LearnedPositions,
     Positions,
     RelativePosition,
@@ -28,7 +28,7 @@ from dragoman.attention.absolute_positions import (
 )
 from dragoman.attention.attention_weight_hooks import find_attentions
 from dragoman.attention.multi_head import SelfAttention, _normalize_heads
-from dragoman.attention.relative_positions import (
+from dragoman.attention.relative_position_encodings import (
     AlibiBias,
     RotaryEmbedding,
     ShawRelativeKeys,

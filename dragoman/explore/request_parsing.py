@@ -1,6 +1,6 @@
 """Parsing of the explorer's requests: every value has a type, a range and a sentence.
 
-`RequestGuard` in `request_guard.py` checks Host and Origin.
+`RequestGuard` in `request_security.py` checks Host and Origin.
 
 What arrives over HTTP is untrusted. A request becomes one of the dataclasses below or a
 `RequestError`, whose sentence is the answer; nothing else of it reaches a model.

@@ -1,4 +1,4 @@
-"""Routes of the explorer as a Starlette application; `request_guard.py` checks every request.
+"""Routes of the explorer as a Starlette application; `request_security.py` checks every request.
 
 One request costs a bounded amount of memory and time. No text is logged.
 """
@@ -29,18 +29,18 @@ from dragoman.explore.model_thread import (
     WorkCancelledError,
     timeout_error,
 )
-from dragoman.explore.request_guard import (
-    BUG_SENTENCE,
-    RequestGuard,
-    describe_bug,
-    error_response,
-)
 from dragoman.explore.request_parsing import (
     MAX_BODY_BYTES,
     RequestError,
     read_explain_request,
     read_json,
     read_region,
+)
+from dragoman.explore.request_security import (
+    BUG_SENTENCE,
+    RequestGuard,
+    describe_bug,
+    error_response,
 )
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
         PairClassifier,
         PairPrediction,
     )
-    from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction
     from dragoman.inference.predictors.tagger import Tagger, Tagging
+    from dragoman.inference.predictors.unordered_set_predictor import SetModel, SetPrediction
+    from dragoman.inference.translation_log_probabilities import PairScore
     from dragoman.inference.translation_options import TranslationOptions
     from dragoman.inference.translation_result import Translation
-    from dragoman.inference.translation_scoring import PairScore
     from dragoman.inference.translator import Translator
 
 __all__ = [
@@ -61,11 +61,11 @@ _MODULES = {
     "NativeEngine": "dragoman.inference.dragoman_model_engine",
     "PairClassifier": "dragoman.inference.predictors.sentence_pair_classifier",
     "PairPrediction": "dragoman.inference.predictors.sentence_pair_classifier",
-    "PairScore": "dragoman.inference.translation_scoring",
+    "PairScore": "dragoman.inference.translation_log_probabilities",
     "Predictor": "dragoman.inference.predictors.base",
     "SearchRequest": "dragoman.decoding.search_interface",
-    "SetModel": "dragoman.inference.predictors.set_predictor",
-    "SetPrediction": "dragoman.inference.predictors.set_predictor",
+    "SetModel": "dragoman.inference.predictors.unordered_set_predictor",
+    "SetPrediction": "dragoman.inference.predictors.unordered_set_predictor",
     "Tagger": "dragoman.inference.predictors.tagger",
     "Tagging": "dragoman.inference.predictors.tagger",
     "TextScore": "dragoman.inference.predictors.language_model",

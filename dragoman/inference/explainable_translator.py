@@ -41,7 +41,7 @@ from dragoman.inference.forced_token_branches_and_head_ablation import (
     compute_branches,
     list_branches,
 )
-from dragoman.inference.line_segments import Segment, is_foreign, iter_texts, split_lines
+from dragoman.inference.long_line_segments import Segment, is_foreign, iter_texts, split_lines
 from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Generic, TypeVar
 
-from dragoman.inference.line_segments import iter_texts
+from dragoman.inference.long_line_segments import iter_texts
 
 FIRST_BUFFER_LINES = 32  # lines that are read before the first translations
 MAX_BUFFER_CHARS = 1 << 22  # so that a buffer of long lines does not fill the memory

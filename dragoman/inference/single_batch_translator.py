@@ -21,9 +21,9 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraint_definitions import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
+from dragoman.decoding.output_constraint_definitions import Constraint
 from dragoman.decoding.search_interface import (
     SearchRequest,
     SearchStrategy,
@@ -37,7 +37,7 @@ from dragoman.explain.translation_explanation_builder import TracedSearch
 from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.ensemble_engine import EnsembleEngine
-from dragoman.inference.line_segments import Segment
+from dragoman.inference.long_line_segments import Segment
 from dragoman.inference.minimum_bayes_risk_ranking import rank_candidates
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.inference.translation_result import Translation

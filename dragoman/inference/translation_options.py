@@ -11,9 +11,9 @@ from typing import Any
 from dragoman.config import DecodeConfig, list_settings
 from dragoman.config.device_engine_and_precision_names import utility_problem
 from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.output_constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, suggest_name

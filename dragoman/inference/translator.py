@@ -26,7 +26,7 @@ from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.ensemble_engine import EnsembleEngine
 from dragoman.inference.explainable_translator import TranslationExplainer
 from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
-from dragoman.inference.line_segments import (
+from dragoman.inference.long_line_segments import (
     Segment,
     SegmentedLine,
     check_text_iterable,
@@ -36,9 +36,9 @@ from dragoman.inference.line_segments import (
 )
 from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.inference.translation_direction_choice import DirectionChooser
+from dragoman.inference.translation_log_probabilities import PairScore, score_pairs
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.inference.translation_result import Translation, add_confidence
-from dragoman.inference.translation_scoring import PairScore, score_pairs
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.thread_pool_map import map_in_threads

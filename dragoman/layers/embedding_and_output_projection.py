@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.attention.absolute_positions import Positions
+from dragoman.attention.absolute_position_encodings import Positions
 
 
 class Embedding(nn.Module):

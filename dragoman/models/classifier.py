@@ -24,7 +24,6 @@ from dragoman.attention.attention_pooling import (
 from dragoman.attention.dense_softmax_attention import FeatureGate
 from dragoman.config import ModelConfig
 from dragoman.config.classification import ClassifyConfig
-from dragoman.layers.classifier_word_embedding import WordEmbedding
 from dragoman.layers.embedding_and_output_projection import StackInput
 from dragoman.layers.label_wise_attention import (
     LabelAttention,
@@ -32,6 +31,7 @@ from dragoman.layers.label_wise_attention import (
     LabelOutput,
     NameMatches,
 )
+from dragoman.layers.multi_table_word_embedding import WordEmbedding
 from dragoman.layers.ngram_linear_classifier import NgramBag
 from dragoman.layers.sequence_pooling import (
     LastBidirectionalPooling,

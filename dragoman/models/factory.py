@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dragoman.attention.absolute_positions import Positions
+from dragoman.attention.absolute_position_encodings import Positions
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.convs2s import ConvS2SLinear, WeightNormWeight

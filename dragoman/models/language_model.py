@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.attention.relative_positions import TransformerXLBias
+from dragoman.attention.relative_position_encodings import TransformerXLBias
 from dragoman.config import ModelConfig
 from dragoman.config.language_model import LanguageConfig
 from dragoman.errors import ConfigError

@@ -1,6 +1,6 @@
 """Models of sets: an encoder of elements, attention or Deep Sets blocks, pooling, a decoder.
 
-The attention blocks SAB, ISAB and PMA are in `set_blocks.py`.
+The attention blocks SAB, ISAB and PMA are in `set_transformer_blocks.py`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.layers.synthetic_character_image_encoder import GlyphEncoder
 from dragoman.models.block_interface import Block
 from dragoman.models.block_stack import Stack
 from dragoman.models.forward_context import ForwardContext
 from dragoman.models.initialization import initialize_weights
-from dragoman.models.set_blocks import (
+from dragoman.models.set_transformer_blocks import (
     POOLINGS,
     ElementwiseBlock,
     InducedSetAttentionBlock,

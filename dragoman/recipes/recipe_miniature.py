@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dragoman.config import Config
-from dragoman.config.config import TASK_STACKS, TRANSLATE
+from dragoman.config.root_config import TASK_STACKS, TRANSLATE
 from dragoman.models.block_list_parser import BlockSpec, parse_blocks
 
 WIDTH, HEADS, LAYERS, WINDOW = 64, 4, 2, 4

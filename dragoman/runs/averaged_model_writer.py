@@ -18,9 +18,9 @@ from dragoman.bundle.translation_bundle_loader import expected_weights, read_ide
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.errors import BundleError
-from dragoman.runs.non_translation_run_builder import TaskBuilder, prepare_task
+from dragoman.runs.non_translation_training_builder import TaskBuilder, prepare_task
 from dragoman.runs.output_directory_and_resume_checks import OutputDirectory
 from dragoman.tasks.non_translation_task import TrainingTask, load_task
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers

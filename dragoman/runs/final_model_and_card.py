@@ -14,7 +14,7 @@ from dragoman.bundle.golden_vectors import GoldenInput
 from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
 from dragoman.checkpoint.weight_average import average_weights
 from dragoman.config import Config
-from dragoman.config.config import file_names
+from dragoman.config.root_config import file_names
 from dragoman.data.parallel_corpus import SentencePair
 from dragoman.errors import CorruptError
 from dragoman.evaluate.confidence_calibration import (

@@ -14,7 +14,7 @@ from dragoman.bundle import format as layout
 from dragoman.bundle.reader import read_bundle, require_task
 from dragoman.bundle.translation_bundle_loader import read_weights
 from dragoman.config import Config, to_dict
-from dragoman.config.config import TRANSLATE, DataConfig, file_names
+from dragoman.config.root_config import TRANSLATE, DataConfig, file_names
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.atomic_and_safe_file_io import sync_directory, temporary_name, write_file
 from dragoman.storage.disk_space_and_errors import os_errors_converted

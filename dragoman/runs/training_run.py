@@ -13,7 +13,7 @@ import torch
 
 from dragoman.checkpoint.run_directory import RunDirectory, describe_environment
 from dragoman.config import Config, TrainConfig, config_digest, from_dict, require_config, to_dict
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.explain.training_plots import draw_curves
 from dragoman.models.factory import build_meta_model, count_parameters
@@ -28,7 +28,7 @@ from dragoman.runs.auto_config import (
     measure_corpus,
     select_by_loss_of_few,
 )
-from dragoman.runs.base_run_builder import RunBuilder
+from dragoman.runs.base_training_builder import RunBuilder
 from dragoman.runs.final_model_and_card import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
@@ -45,7 +45,7 @@ from dragoman.runs.measured_resource_estimate import (
     measure_random_throughput,
     require_model_fits_memory,
 )
-from dragoman.runs.non_translation_run_builder import (
+from dragoman.runs.non_translation_training_builder import (
     PreparedTask,
     TaskBuilder,
     fit_to_few_examples,
@@ -58,7 +58,7 @@ from dragoman.runs.output_directory_and_resume_checks import (
 )
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
 from dragoman.runs.translation_data_preparation import PreparedData, open_corpora, prepare_data
-from dragoman.runs.translation_run_builder import TranslationBuilder
+from dragoman.runs.translation_training_builder import TranslationBuilder
 from dragoman.runtime import signals
 from dragoman.runtime.device import (
     CPU,

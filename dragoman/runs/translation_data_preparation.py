@@ -18,7 +18,7 @@ import numpy as np
 from dragoman.bundle.format import LANGUAGE_ID, TEXT_FILES
 from dragoman.bundle.translation_bundle_loader import read_identifier
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
-from dragoman.config.config import file_names
+from dragoman.config.root_config import file_names
 from dragoman.config.translation_directions import list_languages, parse_directions
 from dragoman.data.parallel_corpus import (
     ConcatCorpus,

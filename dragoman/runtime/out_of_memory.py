@@ -1,7 +1,7 @@
 """Out-of-memory errors: recognizing them, releasing memory, and running batches in halves.
 
 `BatchHalving` serves inference: `inference/single_batch_translator.py`,
-`inference/translation_scoring.py` and the predictors of other tasks. Training halves its
+`inference/translation_log_probabilities.py` and the predictors of other tasks. Training halves its
 micro-batches itself: `OOMSplitter` in `training/train_step.py`.
 """
 

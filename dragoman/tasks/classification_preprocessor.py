@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.config.config import file_names
+from dragoman.config.root_config import file_names
 from dragoman.data.labeled_records import Record, find_label_field, find_text_field, open_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.non_translation_task import (

@@ -16,5 +16,5 @@ TASKS = Registry(
     pairs=Entry(
         "dragoman.tasks.sentence_pair_classification:PairsTask", "Relation of two sentences"
     ),
-    sets=Entry("dragoman.tasks.unordered_set_task:SetsTask", "Functions of sets"),
+    sets=Entry("dragoman.tasks.unordered_set_input_task:SetsTask", "Functions of sets"),
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.config import Config
+from dragoman.config.root_config import Config
 from dragoman.config.tagging import FREQUENCY_TARGET, TagConfig
 from dragoman.errors import BundleError, DataError
 from dragoman.text.special_tokens import SPECIAL_TOKENS

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.errors import BundleError
 from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import EOS, SPECIAL_TOKENS

@@ -1,7 +1,7 @@
 """SentencePiece tokenizers: lossless encoding and decoding, and their files.
 
 A new algorithm also needs its row in `sentencepiece_trainer.py` and its name among the choices of
-`text.tokenizer` (`config/config.py`). Words and bytes are in `language_model_tokenizer.py`.
+`text.tokenizer` (`config/root_config.py`). Words and bytes are in `language_model_tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.errors import BundleError, DataError, suggest_name
 from dragoman.storage.atomic_and_safe_file_io import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder

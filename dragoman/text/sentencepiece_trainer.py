@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sentencepiece
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.errors import DataError, DiskError
 from dragoman.runtime import signals
 from dragoman.runtime.counter_rng import splitmix64_outputs

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import sentencepiece
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.text.bpe_dropout import SPACE_MARK
 from dragoman.text.sentencepiece_tokenizer import (
     Tokenizer,

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from dragoman.config import Config, to_dict
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.errors import ConfigError
 from dragoman.registry import catalogue
 from dragoman.runs.auto_config import choose_config, measure_corpus

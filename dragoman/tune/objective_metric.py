@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.config import Config
-from dragoman.config.config import TRANSLATE
+from dragoman.config.root_config import TRANSLATE
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.runs.translation_data_preparation import open_corpora
 from dragoman.text.sentencepiece_tokenizer import load_tokenizers

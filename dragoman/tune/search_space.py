@@ -23,8 +23,8 @@ from typing import Any
 import yaml
 
 from dragoman.config import Config, apply_overrides
-from dragoman.config.config import suggest_setting
 from dragoman.config.loader import load_yaml
+from dragoman.config.root_config import suggest_setting
 from dragoman.config.setting_declaration import Field, convert_value, list_settings
 from dragoman.errors import ConfigError, suggest_name
 

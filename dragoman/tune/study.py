@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dragoman._version import __version__
 from dragoman.config import Config, from_dict, require_config, to_dict
-from dragoman.config.config import CORPUS_SETTINGS, TRANSLATE, file_names
+from dragoman.config.root_config import CORPUS_SETTINGS, TRANSLATE, file_names
 from dragoman.errors import (
     BundleError,
     ConfigError,

@@ -12,7 +12,7 @@ from test_served import SHOWN
 
 import dragoman
 from dragoman.explore.html_export import export_html
-from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
+from dragoman.explore.request_security import CONTENT_SECURITY_POLICY
 
 SOURCES = Path(dragoman.__file__).parent / "explore" / "page"
 SINKS = (

@@ -14,7 +14,7 @@ from dragoman.bundle.format import BOX
 from dragoman.cli.app import main
 from dragoman.errors import ConfigError
 from dragoman.inference import Translator
-from dragoman.storage.verification import list_unlisted_files, verify_directory
+from dragoman.storage.checksum_verification import list_unlisted_files, verify_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIONS = ["de-en", "en-de", "fr-en", "en-fr"]

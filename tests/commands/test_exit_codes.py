@@ -160,7 +160,7 @@ def test_a_mistyped_command_is_one_line(
 def test_closed_stdout_pipe_is_no_error() -> None:
     code = "import sys, typer; from dragoman.cli import app, settings_reference\n"
     code += "def endless():\n    while True: print('line', flush=True)\n"
-    code += "settings.list_all_settings = endless\nsys.exit(app.main(['settings']))"
+    code += "settings_reference.list_all_settings = endless\nsys.exit(app.main(['settings']))"
     shell = f'"{sys.executable}" -c "$CODE" | head -n 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(
         ["bash", "-c", shell],

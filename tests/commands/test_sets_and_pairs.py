@@ -43,7 +43,7 @@ def counted(tmp_path: Path) -> Path:
 
 def test_sets_of_a_file(counted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import dragoman
-    from dragoman.inference.predictors.set_predictor import SetModel
+    from dragoman.inference.predictors.unordered_set_predictor import SetModel
 
     out = counted / "model"
     files = ["--train", str(counted / "train.jsonl"), "--valid", str(counted / "valid.jsonl")]

@@ -11,7 +11,7 @@ import pytest
 from dragoman.cli.app import main
 from dragoman.cli.settings_reference import format_value, list_all_settings
 from dragoman.config import Config, apply_overrides, list_settings
-from dragoman.config.config import SECTIONS
+from dragoman.config.root_config import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 # The most used names; renaming one breaks command lines and files.

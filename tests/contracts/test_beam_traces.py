@@ -21,14 +21,20 @@ from dragoman.config import Config
 from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_trace import BeamObserver
-from dragoman.decoding.constraint_definitions import EqualLength, Mirror, NoCopy, Punctuation, Regex
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.output_constraint_definitions import (
+    EqualLength,
+    Mirror,
+    NoCopy,
+    Punctuation,
+    Regex,
+)
 from dragoman.decoding.search_interface import search
 from dragoman.explain.explanation_json import decode_tensor
 from dragoman.inference import NativeEngine, Translator
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, convert_model
-from dragoman.inference.line_segments import Segment
+from dragoman.inference.long_line_segments import Segment
 from dragoman.inference.translation_options import TranslationOptions
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers

@@ -15,7 +15,7 @@ from dragoman.config import Config, read_config
 from dragoman.errors import DataError
 from dragoman.explain import Explanation
 from dragoman.explain.attention_plots import save_attention_map
-from dragoman.explain.explanation_against_model_checks import (
+from dragoman.explain.explanation_consistency_checks import (
     check_against_model,
     check_explanation,
     check_wire_form,

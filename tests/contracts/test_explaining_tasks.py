@@ -13,7 +13,7 @@ from torch import nn
 
 from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.explanation_against_model_checks import (
+from dragoman.explain.explanation_consistency_checks import (
     check_explanation,
     check_spans,
     check_wire_form,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dragoman.config.config import DataConfig
+from dragoman.config.root_config import DataConfig
 from dragoman.data.parallel_corpus import BadPair, ParallelFiles, SentencePair
 from dragoman.data.token_store import TokenStore
 from dragoman.errors import DragomanError

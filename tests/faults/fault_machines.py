@@ -15,7 +15,7 @@ from torch import nn
 from dragoman.bundle import write_bundle
 from dragoman.config import read_config
 from dragoman.inference import NativeEngine, untrusted_engine_trial
-from dragoman.inference.cpu import cpu_engine_conversion, kernel_library
+from dragoman.inference.cpu import cpp_kernel_library_loader, cpu_engine_conversion
 from dragoman.models.factory import build_model
 from dragoman.runtime import device, optional_package_checks
 from dragoman.tasks.translation import TranslationTask
@@ -107,7 +107,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(untrusted_engine_trial, "trust_directory", lambda: trusted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        kernel_library, "_load_kernel_library", lambda folder, wanted: None
+        cpp_kernel_library_loader, "_load_kernel_library", lambda folder, wanted: None
     )  # a compiler would take seconds in every test
 
 

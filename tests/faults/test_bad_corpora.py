@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.text.sentencepiece_tokenizer import save_tokenizers, train_tokenizers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.inference.cpu import kernel_library
+from dragoman.inference.cpu import cpp_kernel_library_loader
 from dragoman.storage import trusted_cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPILER = next(filter(None, map(shutil.which, kernel_library.COMPILERS)), None)
+COMPILER = next(filter(None, map(shutil.which, cpp_kernel_library_loader.COMPILERS)), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 
@@ -208,8 +208,8 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             check=True,
         )
 
-    monkeypatch.setattr(kernel_library, "_compile", compile_)
-    kernel_library._load_kernel_library.cache_clear()
+    monkeypatch.setattr(cpp_kernel_library_loader, "_compile", compile_)
+    cpp_kernel_library_loader._load_kernel_library.cache_clear()
     return made
 
 
@@ -221,16 +221,16 @@ def test_damaged_kernels_are_compiled_again(
     """A truncated library gave a SIGBUS in each translation; a flipped bit changed results."""
     made = fake_compiler(monkeypatch)
     for _ in range(2):
-        kernel_library._load_kernel_library.cache_clear()
-        assert kernel_library._load_kernel_library(folder, "") is not None
+        cpp_kernel_library_loader._load_kernel_library.cache_clear()
+        assert cpp_kernel_library_loader._load_kernel_library(folder, "") is not None
     assert len(made) == 1
     [library] = folder.glob("*.so")
     # This process has the library mapped: what it truncates in place it cannot unload at its end.
     copy = Path(shutil.copy2(library, folder / "copy"))
     copy.replace(library)
     DAMAGE[damage](library)
-    kernel_library._load_kernel_library.cache_clear()
-    found = kernel_library._load_kernel_library(folder, "")
+    cpp_kernel_library_loader._load_kernel_library.cache_clear()
+    found = cpp_kernel_library_loader._load_kernel_library(folder, "")
     assert found is not None
     assert found.dragoman_panel_width() == 7
     assert len(made) == 2
@@ -258,7 +258,7 @@ def test_kernels_are_built_without_a_usable_cache(
         monkeypatch.setattr(trusted_cache_directory, "replace_file", full)
     with caplog.at_level(logging.WARNING, logger="dragoman"):
         for _ in range(2):
-            assert kernel_library._load_kernel_library(folder, "") is not None
+            assert cpp_kernel_library_loader._load_kernel_library(folder, "") is not None
     assert len(made) == 1
     [message] = [record.getMessage() for record in caplog.records]
     assert "every run compiles them again" in message
@@ -270,7 +270,7 @@ def test_two_builders_at_once_leave_a_sound_library(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = fake_compiler(monkeypatch)
-    compile_ = kernel_library._compile
+    compile_ = cpp_kernel_library_loader._compile
 
     def with_another(compiler: str, library: Path) -> None:
         compile_(compiler, library)
@@ -278,12 +278,12 @@ def test_two_builders_at_once_leave_a_sound_library(
             folder / library.name, b"what another process compiled meanwhile"
         )
 
-    monkeypatch.setattr(kernel_library, "_compile", with_another)
-    found = kernel_library._load_kernel_library(folder, "")
+    monkeypatch.setattr(cpp_kernel_library_loader, "_compile", with_another)
+    found = cpp_kernel_library_loader._load_kernel_library(folder, "")
     assert found is not None
     assert found.dragoman_panel_width() == 7
     assert len(made) == 1
-    assert kernel_library._load_cached(folder / made[0].name) is not None
+    assert cpp_kernel_library_loader._load_cached(folder / made[0].name) is not None
 
 
 HOMES: tuple[dict[str, str], ...] = ({}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"HOME": ""})
@@ -292,11 +292,11 @@ HOMES: tuple[dict[str, str], ...] = ({}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"
 # the interpreter's own files may be closed to others.
 AS_UNKNOWN_USER = """
 import json, os, sys
-from dragoman.inference.cpu import kernel_library
+from dragoman.inference.cpu import cpp_kernel_library_loader
 from dragoman.inference import engine_throughput
 from dragoman.storage import trusted_cache_directory
 from dragoman.training.torch_compile import _inductor_cache_dir
-kernel_library.COMPILERS = ()
+cpp_kernel_library_loader.COMPILERS = ()
 for variables in json.loads(sys.argv[1]):
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, variables
@@ -306,7 +306,8 @@ for variables in json.loads(sys.argv[1]):
     path = engine_throughput._measurements_path(None)
     engine_throughput._write_measurements(path, {"a": {"b": 1.0}})
     measured = sorted(engine_throughput._read_measurements(path))
-    library, folder = kernel_library.load_kernel_library(), trusted_cache_directory.cache_dir()
+    library = cpp_kernel_library_loader.load_kernel_library()
+    folder = trusted_cache_directory.cache_dir()
     print(library, folder, measured, os.path.isabs(_inductor_cache_dir()), flush=True)
     break
 """

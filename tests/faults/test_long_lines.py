@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dragoman.cli import input_lines
-from dragoman.inference import line_segments, translation_result
+from dragoman.inference import long_line_segments, translation_result
 from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text import sentencepiece_tokenizer as tokenizer_module
 from dragoman.text.sentence_splitter import split_long_text
@@ -100,7 +100,7 @@ sys.path.insert(0, sys.argv[1])
 from test_long_lines import UNITS, long_line
 from dragoman.config import TextConfig
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers
-from dragoman.inference.line_segments import split_lines
+from dragoman.inference.long_line_segments import split_lines
 config = TextConfig(tokenizer="characters")
 tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, config)
 for name in ("two accents in turn", "dots", "spaces"):
@@ -139,7 +139,7 @@ def test_a_line_of_fifty_megabytes_is_read_in_bounded_memory() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     thread.join()
-    assert line_segments.MAX_LINE_CHARS < len(first) <= input_lines.MAX_LINE_BYTES
+    assert long_line_segments.MAX_LINE_CHARS < len(first) <= input_lines.MAX_LINE_BYTES
     assert set(first) == {"€"}
     assert second == "the next"
     assert peak < 8 * input_lines.MAX_LINE_BYTES
@@ -169,7 +169,7 @@ def test_a_file_with_a_line_of_fifty_megabytes_is_read_in_bounded_memory(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     thread.join()
-    assert line_segments.MAX_LINE_CHARS < len(first) <= input_lines.MAX_LINE_BYTES
+    assert long_line_segments.MAX_LINE_CHARS < len(first) <= input_lines.MAX_LINE_BYTES
     assert (set(first), second) == ({"€"}, "the next")
     assert peak < 8 * input_lines.MAX_LINE_BYTES
 
@@ -192,8 +192,8 @@ def test_a_truncated_long_line_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
         def encode(self, text: str) -> list[int]:
             return [5] * len(text)
 
-    monkeypatch.setattr(line_segments, "MAX_LINE_CHARS", 10)
-    exact, longer, padded = line_segments.split_lines(
+    monkeypatch.setattr(long_line_segments, "MAX_LINE_CHARS", 10)
+    exact, longer, padded = long_line_segments.split_lines(
         ["abcdefghij", "abcdefghijk", "abcdefghij   "], Letters(), longest=100
     )  # type: ignore[arg-type]
     assert exact.notes == padded.notes == []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.attention.absolute_positions import MAX_TABLE_ROWS, Positions
+from dragoman.attention.absolute_position_encodings import MAX_TABLE_ROWS, Positions
 from dragoman.decoding.beam_step import ActiveBeams, BeamState, BeamStepOutput
 from dragoman.decoding.greedy import build_hypotheses
 from dragoman.decoding.hypothesis import Hypothesis

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dragoman.data.inference_batches import pad_sources
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
-from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.packed_linear import (
     ActivationRange,
     LinearFunction,

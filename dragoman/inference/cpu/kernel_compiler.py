@@ -1,8 +1,8 @@
 """Compiling the C++ kernels in `csrc/`: for this processor, or ahead of time for a wheel.
 
-A wheel holds one library per instruction set (`VARIANTS`). `kernel_library.py` picks the best that
-the processor can run, and checks a cached one before it is loaded. `setup.py` loads this file by
-its path, so it imports nothing but the standard library.
+A wheel holds one library per instruction set (`VARIANTS`). `cpp_kernel_library_loader.py` picks the
+best that the processor can run, and checks a cached one before it is loaded. `setup.py` loads this
+file by its path, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations

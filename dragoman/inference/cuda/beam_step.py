@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.beam_step import EXTRA_CANDIDATES, ActiveBeams, BeamState
-from dragoman.inference.cuda.static_buffers import StaticBuffers
+from dragoman.inference.cuda.cuda_graph_buffers import StaticBuffers
 from dragoman.ops.topk import ForbiddenTokens, blocked_topk, mask_forbidden_tokens, topk_log_probs
 from dragoman.ops.verified_kernel_fallback import GuardedKernel
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.absolute_positions import LearnedPositions
+from dragoman.attention.absolute_position_encodings import LearnedPositions
 from dragoman.inference.cpu.packed_weight_torch_transformer import torch_unsupported_reason
 from dragoman.layers.feed_forward import FeedForward, ReLU
 from dragoman.layers.norms_and_residuals import (

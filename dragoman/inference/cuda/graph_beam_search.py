@@ -22,8 +22,8 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.decoding.search_interface import SearchRequest, non_finite_error
 from dragoman.inference.cuda.beam_step import BeamStepper
+from dragoman.inference.cuda.cuda_graph_buffers import StaticBuffers, round_batch, round_length
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer
-from dragoman.inference.cuda.static_buffers import StaticBuffers, round_batch, round_length
 from dragoman.runtime.cuda_graph_capture import GraphReplay, build_graph_capturer
 from dragoman.text.special_tokens import EOS, PAD
 

@@ -24,7 +24,7 @@ from dragoman.data.inference_batches import group_by_length
 from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import ConfigError
 from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
-from dragoman.inference.line_segments import check_text_iterable, check_unicode
+from dragoman.inference.long_line_segments import check_text_iterable, check_unicode
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.out_of_memory import BatchHalving
 from dragoman.tasks.non_translation_task import TrainingTask

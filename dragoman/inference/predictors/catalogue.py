@@ -35,7 +35,7 @@ PREDICTORS = Registry(
         family="predict",
     ),
     sets=Entry(
-        "dragoman.inference.predictors.set_predictor:SetModel",
+        "dragoman.inference.predictors.unordered_set_predictor:SetModel",
         "SetModel: a value of a set of items",
         family="predict",
     ),

@@ -15,7 +15,7 @@ from dragoman.attention.attention_weight_hooks import find_attentions, record
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import Record, find_text_field
 from dragoman.errors import DataError, escape_unprintable
-from dragoman.inference.line_segments import check_unicode, iter_texts
+from dragoman.inference.long_line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.classifier import ClassifierModel

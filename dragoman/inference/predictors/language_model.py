@@ -22,12 +22,12 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraint_definitions import Constraint, constraint_problems
+from dragoman.decoding.output_constraint_definitions import Constraint, constraint_problems
 from dragoman.decoding.sampling import Sampling, uniform_draw
 from dragoman.decoding.search_interface import to_host
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.line_segments import check_unicode, iter_texts
+from dragoman.inference.long_line_segments import check_unicode, iter_texts
 from dragoman.inference.predictors.base import Predictor
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.decoder_state import DecoderState

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.line_segments import check_text_iterable, check_unicode
+from dragoman.inference.long_line_segments import check_text_iterable, check_unicode
 from dragoman.inference.predictors.language_model import (
     EMPTY_NOTE,
     EncodedText,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dragoman.attention.attention_weight_hooks import record as record_attention
 from dragoman.data.labeled_records import TEXT, Record, find_pair_fields
 from dragoman.errors import ConfigError, DataError, escape_unprintable
-from dragoman.inference.line_segments import check_unicode
+from dragoman.inference.long_line_segments import check_unicode
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.sentence_pair_classifier import PairModel, PairOutput
 from dragoman.tasks.non_translation_task import check_finite_outputs

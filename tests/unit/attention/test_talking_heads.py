@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dragoman.attention import CrossAttention, SelfAttention, record
-from dragoman.attention.relative_positions import ShawRelativeKeys
+from dragoman.attention.relative_position_encodings import ShawRelativeKeys
 
 
 def talking_heads(attention: SelfAttention | CrossAttention) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.inference.cpu.kernel_library import load_kernel_library
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 
 ROOT = Path(__file__).resolve().parents[3]
 

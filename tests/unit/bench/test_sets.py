@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dragoman.config import read_config
-from dragoman.tasks.unordered_set_task import SetsTask
+from dragoman.tasks.unordered_set_input_task import SetsTask
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -38,10 +38,10 @@ from dragoman.errors import (
 )
 from dragoman.models.factory import build_model
 from dragoman.storage.atomic_and_safe_file_io import FileRecord
+from dragoman.storage.checksum_verification import verify_directory
 from dragoman.storage.int8_quantization import quantize_rows
 from dragoman.storage.manifest import read_manifest, write_manifest
 from dragoman.storage.tensor_files import write_tensors
-from dragoman.storage.verification import verify_directory
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, train_tokenizers
 
 LINES = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.config import Config, TextConfig
 from dragoman.config.device_engine_and_precision_names import device_problem, utility_problem
 from dragoman.config.language_model import LanguageConfig
 from dragoman.config.model import ModelConfig
+from dragoman.config.root_config import Config, TextConfig
 from dragoman.config.sentence_pair_classification import PairsConfig
 from dragoman.config.tagging import TagConfig
 from dragoman.config.train import TrainConfig
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 
 SEGMENTS = {"segmentation": True, "characters": "none"}
 

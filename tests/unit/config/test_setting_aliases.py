@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dragoman import Translator, read_config
-from dragoman.config.config import SECTIONS, Config
 from dragoman.config.loader import load_yaml, overridden_settings, to_dict
+from dragoman.config.root_config import SECTIONS, Config
 from dragoman.config.setting_aliases import (
     RENAMED_BLOCKS,
     RENAMED_OPTIONS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.data import bucket_shapes
 from dragoman.data.batch_plan import BatchPlan, Cursor, plan_step, smallest_fitting_shape
 from dragoman.data.bucket_shapes import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.config.config import DataConfig, TextConfig
+from dragoman.config.root_config import DataConfig, TextConfig
 from dragoman.data.batch_plan import BatchPlan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import Batch, collate, make_batch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config.config import Config
+from dragoman.config.root_config import Config
 from dragoman.data.labeled_records import open_records, read_records
 from dragoman.errors import DataError
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.data import misalignment_detection
+from dragoman.data import line_shift_detection
 from dragoman.data.corpus_checks import CorpusFinding, check_corpus, overlap_key
-from dragoman.data.misalignment_detection import (
+from dragoman.data.line_shift_detection import (
     LineFeatures,
     Misalignment,
     find_misalignment,
@@ -262,9 +262,9 @@ def test_another_shift_must_fit_clearly_better(
         compared.append((src[:, 0].tolist(), tgt[:, 0].tolist()))
         return next(fits)
 
-    monkeypatch.setattr(misalignment_detection, "_correlation", fit)
-    assert misalignment_detection._best_shift(
-        misalignment_detection._Window([*range(1, 61)], rows, rows)
+    monkeypatch.setattr(line_shift_detection, "_correlation", fit)
+    assert line_shift_detection._best_shift(
+        line_shift_detection._Window([*range(1, 61)], rows, rows)
     ) == (
         shift,
         pytest.approx(gain),
@@ -290,14 +290,14 @@ def test_a_misalignment_needs_a_second_window_or_a_clear_gain(
     monkeypatch: pytest.MonkeyPatch, windows: list[tuple[int, float]], expected: Misalignment | None
 ) -> None:
     found = iter(windows)
-    monkeypatch.setattr(misalignment_detection, "_best_shift", lambda window: next(found))
+    monkeypatch.setattr(line_shift_detection, "_best_shift", lambda window: next(found))
     monkeypatch.setattr(
-        misalignment_detection, "_locate", lambda before, window, shift: Misalignment(7, shift)
+        line_shift_detection, "_locate", lambda before, window, shift: Misalignment(7, shift)
     )
     assert (
         find_misalignment(
             (line, line_features("a"), line_features("b"))
-            for line in range(misalignment_detection._WINDOW * len(windows))
+            for line in range(line_shift_detection._WINDOW * len(windows))
         )
         == expected
     )
@@ -305,18 +305,17 @@ def test_a_misalignment_needs_a_second_window_or_a_clear_gain(
 
 def test_the_last_lines_count_if_they_are_a_quarter_of_a_window() -> None:
     pairs = [(line, line_features("a"), line_features("b")) for line in range(1, 1000)]
-    whole, quarter = misalignment_detection._WINDOW, misalignment_detection._WINDOW // 4
+    whole, quarter = line_shift_detection._WINDOW, line_shift_detection._WINDOW // 4
     found = {
         count: [
-            (each.lines[0], len(each.src))
-            for each in misalignment_detection._windows(pairs[:count])
+            (each.lines[0], len(each.src)) for each in line_shift_detection._windows(pairs[:count])
         ]
         for count in (quarter - 1, quarter, whole)
     }
     assert found == {quarter - 1: [], quarter: [(1, quarter)], whole: [(1, whole)]}
     assert [
         (each.lines[0], len(each.tgt))
-        for each in misalignment_detection._windows(pairs[: 2 * whole + quarter])
+        for each in line_shift_detection._windows(pairs[: 2 * whole + quarter])
     ] == [
         (1, whole),
         (1 + whole, whole),
@@ -328,17 +327,17 @@ def test_numbers_count_from_five_lines_on() -> None:
     """The score is the correlation of lengths plus the fraction of lines with equal numbers."""
     lengths = (3.0, 1.0, 2.0, 5.0, 4.0, 6.0)
     plain = np.array(table(*lengths))
-    assert misalignment_detection._correlation(plain, plain) == pytest.approx(1.0)
-    assert misalignment_detection._correlation(plain, -plain) == pytest.approx(-1.0)
-    assert misalignment_detection._correlation(
+    assert line_shift_detection._correlation(plain, plain) == pytest.approx(1.0)
+    assert line_shift_detection._correlation(plain, -plain) == pytest.approx(-1.0)
+    assert line_shift_detection._correlation(
         np.array(table(*lengths, numbers=(1, 2, 3, 4))), plain
     ) == pytest.approx(1.0)
     five = np.array(table(*lengths, numbers=(1, 2, 3, 4, 5)))
-    assert misalignment_detection._correlation(five, plain) == pytest.approx(1.0)
-    assert misalignment_detection._correlation(
+    assert line_shift_detection._correlation(five, plain) == pytest.approx(1.0)
+    assert line_shift_detection._correlation(
         five, np.array(table(*lengths, numbers=(1, 2, 3, 9, 9)))
     ) == pytest.approx(1.6)
-    assert misalignment_detection._correlation(
+    assert line_shift_detection._correlation(
         five, np.array(table(*lengths, numbers=(1, 2, 3, 4, 0, 6)))
     ) == pytest.approx(1 + 4 / 6)
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from dragoman.config.config import Config
+from dragoman.config.root_config import Config
 from dragoman.data.labeled_records import (
     Record,
     find_field,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config.config import DataConfig
+from dragoman.config.root_config import DataConfig
 from dragoman.data.parallel_corpus import (
     BadPair,
     Corpus,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from store_kit import ENGLISH, GERMAN, prepare_store, write_corpus
 
-from dragoman.config.config import DataConfig, TextConfig
+from dragoman.config.root_config import DataConfig, TextConfig
 from dragoman.data.parallel_corpus import Corpus, ParallelFiles, TabularCorpus
 from dragoman.data.token_store import prepared_data_directory, store_key
 from dragoman.data.token_store_builder import StoreReport

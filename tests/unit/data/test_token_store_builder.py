@@ -16,7 +16,7 @@ import pytest
 from store_kit import ENGLISH, GERMAN, prepare_store, write_corpus
 from sync_kit import SyncRecorder
 
-from dragoman.config.config import DataConfig, TextConfig
+from dragoman.config.root_config import DataConfig, TextConfig
 from dragoman.data import token_store_builder
 from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from store_kit import ENGLISH, GERMAN, prepare_store, write_long_corpus
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.data import token_store_builder
 from dragoman.data.compressed_input_streams import file_sha256
 from dragoman.data.parallel_corpus import Corpus, SentencePair
@@ -49,7 +49,7 @@ def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
 import sys
 print("started", flush=True)
 from pathlib import Path
-from dragoman.config.config import DataConfig, TextConfig
+from dragoman.config.root_config import DataConfig, TextConfig
 from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.sentencepiece_tokenizer import train_tokenizers

@@ -24,8 +24,8 @@ from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat_ngram import NoRepeatNgram
 from dragoman.decoding.search_interface import SearchBackend, search
 from dragoman.errors import DivergedError
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 from dragoman.inference.cpu.cpp_transformer import CppSearchBackend
-from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cuda.cuda_backend import EagerSearchBackend
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import EOS

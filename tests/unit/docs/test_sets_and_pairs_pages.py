@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import read_config
-from dragoman.config.unordered_set_task import GENERATED_PROBLEMS
+from dragoman.config.unordered_set_input_task import GENERATED_PROBLEMS
 from dragoman.recipes.catalogue import recipes_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ import math
 import pytest
 import sacrebleu
 
-from dragoman.decoding.constraint_definitions import Forbid
+from dragoman.decoding.output_constraint_definitions import Forbid
 from dragoman.errors import DataError
 from dragoman.evaluate.couplet_metrics import perplexity_per_character, score_couplets
 

@@ -16,7 +16,7 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
-from dragoman.attention.absolute_positions import SinusoidalHalvesPositions
+from dragoman.attention.absolute_position_encodings import SinusoidalHalvesPositions
 from dragoman.bundle import Bundle
 from dragoman.errors import BundleError, CorruptError, DataError, DragomanError
 from dragoman.exchange import huggingface_import
@@ -24,7 +24,7 @@ from dragoman.exchange.huggingface_directory_reader import read_directory
 from dragoman.exchange.huggingface_import import import_marian
 from dragoman.exchange.huggingface_runner import TransformersRunner, quiet_transformers
 from dragoman.inference import Translator
-from dragoman.storage.verification import verify_directory
+from dragoman.storage.checksum_verification import verify_directory
 from dragoman.text.imported_tokenizer import ImportedTokenizer
 from dragoman.text.sentencepiece_tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK

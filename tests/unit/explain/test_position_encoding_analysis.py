@@ -11,7 +11,7 @@ from teacher_forcing_kit import tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.attention.multi_head import SelfAttention
-from dragoman.attention.relative_positions import alibi_slopes
+from dragoman.attention.relative_position_encodings import alibi_slopes
 from dragoman.config import ModelConfig
 from dragoman.explain.position_encoding_analysis import (
     SIMILARITY,

@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.explain.explanation import Token
-from dragoman.explain.explanation_against_model_checks import check_spans
+from dragoman.explain.explanation_consistency_checks import check_spans
 from dragoman.explain.token_spans import find_token_spans, find_words, text_direction, tokenize_text
 from dragoman.text.sentencepiece_tokenizer import Tokenizer
 from dragoman.text.special_tokens import EOS

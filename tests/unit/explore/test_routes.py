@@ -21,8 +21,8 @@ from dragoman.explore import model_thread
 from dragoman.explore import routes as application
 from dragoman.explore.explorer_session import ExplorerSession
 from dragoman.explore.model_thread import Cancellation, ModelWorker
-from dragoman.explore.request_guard import CONTENT_SECURITY_POLICY
 from dragoman.explore.request_parsing import ExplainRequest, RequestError
+from dragoman.explore.request_security import CONTENT_SECURITY_POLICY
 from dragoman.explore.routes import build_app
 
 BASE = "http://127.0.0.1:8023"

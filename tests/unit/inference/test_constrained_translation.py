@@ -12,7 +12,7 @@ import torch
 from dragoman.config import Config, read_config
 from dragoman.data.inference_batches import pad_sources
 from dragoman.decoding.constraint_automaton import ConstraintError
-from dragoman.decoding.constraint_definitions import (
+from dragoman.decoding.output_constraint_definitions import (
     Constraint,
     EqualLength,
     Forbid,

@@ -16,10 +16,10 @@ from beam_kit import check_trace
 from translator_kit import CONFIG, TEXT, load_translator_that_ends
 
 from dragoman.decoding.constraint_automaton import ConstraintError
-from dragoman.decoding.constraint_definitions import Regex
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.no_repeat_ngram import repeated_tokens
+from dragoman.decoding.output_constraint_definitions import Regex
 from dragoman.errors import ConfigError, DataError
 from dragoman.explain import Explanation
 from dragoman.explain.translation_explanation_builder import diagnose

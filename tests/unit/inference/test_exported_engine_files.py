@@ -36,8 +36,8 @@ from dragoman.inference.exported_engine_files import (
     publish_engine,
 )
 from dragoman.storage.atomic_and_safe_file_io import FileRecord, hash_file
+from dragoman.storage.checksum_verification import verify_directory
 from dragoman.storage.manifest import read_manifest, write_manifest
-from dragoman.storage.verification import verify_directory
 
 pytest.importorskip("ctranslate2")
 

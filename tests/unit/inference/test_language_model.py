@@ -14,7 +14,13 @@ from language_kit import config_of, lines_of, task_of
 
 from dragoman.data.labeled_records import Record
 from dragoman.decoding.constraint_automaton import ConstraintError
-from dragoman.decoding.constraint_definitions import EqualLength, Forbid, Mirror, Regex, Require
+from dragoman.decoding.output_constraint_definitions import (
+    EqualLength,
+    Forbid,
+    Mirror,
+    Regex,
+    Require,
+)
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import search
 from dragoman.errors import ConfigError, DataError

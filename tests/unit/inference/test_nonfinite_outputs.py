@@ -24,6 +24,7 @@ from dragoman.decoding.search_interface import (
 )
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import (
     FLOAT32,
@@ -31,7 +32,6 @@ from dragoman.inference.cpu.cpu_engine_conversion import (
     _calibrate_ranges,
     convert_model,
 )
-from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.packed_linear import (
     ActivationRange,
     int8_linear,

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dragoman.config import Config, ModelConfig
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError
-from dragoman.inference.predictors.set_predictor import SetModel, SetPrediction
-from dragoman.tasks.unordered_set_task import SetsTask
+from dragoman.inference.predictors.unordered_set_predictor import SetModel, SetPrediction
+from dragoman.tasks.unordered_set_input_task import SetsTask
 
 
 def model_of(*records: Record, **sets) -> SetModel:

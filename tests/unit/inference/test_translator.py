@@ -28,7 +28,7 @@ from translator_kit import (
 from dragoman.data.inference_batches import group_by_length, pad_batch, pad_sources
 from dragoman.errors import DataError
 from dragoman.inference import TranslationOptions, Translator
-from dragoman.inference.line_segments import Segment, split_lines, target_gap
+from dragoman.inference.long_line_segments import Segment, split_lines, target_gap
 from dragoman.inference.single_batch_translator import Repetition, find_repetition
 from dragoman.inference.translation_result import truncate_repr
 from dragoman.models.factory import build_model

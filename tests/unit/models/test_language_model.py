@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.attention.relative_positions import TransformerXLBias
+from dragoman.attention.relative_position_encodings import TransformerXLBias
 from dragoman.config import ModelConfig
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch

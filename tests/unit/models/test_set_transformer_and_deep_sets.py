@@ -8,17 +8,17 @@ import torch
 from dragoman.attention import record
 from dragoman.attention.multi_head import MultiHead
 from dragoman.config import ModelConfig
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.norms_and_residuals import Residual
 from dragoman.models.forward_context import ForwardContext
-from dragoman.models.set_blocks import (
+from dragoman.models.set_transformer_and_deep_sets import build_set_transformer
+from dragoman.models.set_transformer_blocks import (
     InducedSetAttentionBlock,
     MultiheadAttentionBlock,
     PoolingByMultiheadAttention,
     SetAttentionBlock,
 )
-from dragoman.models.set_transformer_and_deep_sets import build_set_transformer
 
 MODEL = ModelConfig(width=16, heads=4, ffn_width=24, dropout=0.0, positions="none")
 VARIANTS = {

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dragoman.attention import CrossAttention, SelfAttention, masks, record
-from dragoman.attention.relative_positions import AlibiBias
+from dragoman.attention.relative_position_encodings import AlibiBias
 from dragoman.config import Config, ModelConfig
 from dragoman.errors import ConfigError, DragomanError
 from dragoman.layers.norms_and_residuals import RMSNorm

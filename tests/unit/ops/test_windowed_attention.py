@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dragoman.attention import SelfAttention, masks, record
-from dragoman.attention.relative_positions import AlibiBias, RotaryEmbedding
+from dragoman.attention.relative_position_encodings import AlibiBias, RotaryEmbedding
 from dragoman.config import ModelConfig
 from dragoman.models.factory import build_model
 from dragoman.ops import attend

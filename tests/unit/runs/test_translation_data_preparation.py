@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.bundle.format import TEXT_FILES
 from dragoman.config import Config
-from dragoman.config.config import DataConfig, TextConfig
+from dragoman.config.root_config import DataConfig, TextConfig
 from dragoman.errors import BundleError
 from dragoman.runs import translation_data_preparation as data_preparation
 from dragoman.runs.validation_split import is_held_out

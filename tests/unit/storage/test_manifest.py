@@ -12,7 +12,7 @@ from sync_kit import SyncRecorder
 from dragoman.errors import BundleError, CorruptError
 from dragoman.storage import fault_injection, manifest
 from dragoman.storage.atomic_and_safe_file_io import write_file
-from dragoman.storage.verification import verify_directory
+from dragoman.storage.checksum_verification import verify_directory
 
 
 def make(directory, names=("a.bin", "b.json"), **fields):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.config import Config
-from dragoman.config.config import file_names
+from dragoman.config.root_config import file_names
 from dragoman.data.labeled_records import open_records
 from dragoman.errors import DataError
 from dragoman.tasks.classification import UNLABELED, ClassificationTask

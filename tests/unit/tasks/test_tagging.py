@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.config.config import DataConfig
+from dragoman.config.root_config import DataConfig
 from dragoman.config.tagging import TagConfig
 from dragoman.data.labeled_records import Record
 from dragoman.errors import DataError

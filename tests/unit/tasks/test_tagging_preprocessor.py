@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dragoman.config import Config
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.config.tagging import TOKEN_FEATURES, TagConfig
 from dragoman.errors import BundleError, DataError
 from dragoman.tasks.tagging_preprocessor import (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.errors import DataError
 from dragoman.runtime.counter_rng import CounterRNG
 from dragoman.text import bpe_dropout as merges_module

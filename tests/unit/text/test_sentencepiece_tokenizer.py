@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.errors import BundleError, DataError, DiskError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.counter_rng import splitmix64_outputs

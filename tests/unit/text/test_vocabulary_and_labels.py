@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.errors import BundleError
 from dragoman.text.special_tokens import SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary_and_labels import (

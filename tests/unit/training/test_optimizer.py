@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from dragoman.attention.absolute_positions import LearnedPositions
-from dragoman.attention.relative_positions import ShawRelativeKeys
+from dragoman.attention.absolute_position_encodings import LearnedPositions
+from dragoman.attention.relative_position_encodings import ShawRelativeKeys
 from dragoman.config import Config, TrainConfig
 from dragoman.errors import CorruptError
-from dragoman.layers.classifier_word_embedding import WordEmbedding
 from dragoman.layers.crf_and_token_softmax import LinearChainCRF
+from dragoman.layers.multi_table_word_embedding import WordEmbedding
 from dragoman.layers.rnn import GRU, SRU
 from dragoman.layers.text_cnn import OneHotFilterBank
 from dragoman.models.factory import build_model

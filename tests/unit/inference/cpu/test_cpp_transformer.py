@@ -21,11 +21,11 @@ from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import SearchRequest
 from dragoman.inference import NativeEngine
-from dragoman.inference.cpu import kernel_compiler, kernel_library
+from dragoman.inference.cpu import cpp_kernel_library_loader, kernel_compiler
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import cpp_unsupported_reason
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
-from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.packed_weight_torch_transformer import TorchTransformer
 from dragoman.models.encoder_decoder import EncoderDecoder
 
@@ -107,7 +107,7 @@ def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
 @pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
 def test_cpus_with_shorter_simd_vectors_compute_the_same(without: str, tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
-    compiler = next(filter(None, map(shutil.which, kernel_library.COMPILERS)))
+    compiler = next(filter(None, map(shutil.which, cpp_kernel_library_loader.COMPILERS)))
     flags = ["-O1" if each == "-O3" else each for each in kernel_compiler.COMPILER_FLAGS]
     subprocess.run(
         [
@@ -122,7 +122,7 @@ def test_cpus_with_shorter_simd_vectors_compute_the_same(without: str, tmp_path:
         ],
         check=True,
     )
-    shorter = kernel_library._open_library(library)
+    shorter = cpp_kernel_library_loader._open_library(library)
     assert shorter.dragoman_panel_width() == {"-mno-avx512f": 16, "-mno-avx": 8}[without]
     assert not shorter.dragoman_has_int8()
     model = make(width=48, heads=3, ffn_width=41)
@@ -342,7 +342,7 @@ def test_without_a_compiler_the_result_is_the_same_and_that_is_reported(
         compiler = str(_program(tmp_path / "cxx", "echo 'sorry: cannot do that' >&2; exit 1"))
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_library, "COMPILERS", ())
+    monkeypatch.setattr(cpp_kernel_library_loader, "COMPILERS", ())
     with caplog.at_level(logging.INFO, logger="dragoman"):
         native = NativeEngine(lambda: model)
         found = [[each[0].tokens for each in native.generate(request())] for _ in range(2)]
@@ -361,26 +361,26 @@ def test_kernels_are_compiled_once_and_again_when_they_are_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
-    compile_ = kernel_library._compile
+    compile_ = cpp_kernel_library_loader._compile
 
     def noted(compiler: str, library: Path) -> None:
         made.append(library)
         compile_(compiler, library)
 
-    monkeypatch.setattr(kernel_library, "_compile", noted)
+    monkeypatch.setattr(cpp_kernel_library_loader, "_compile", noted)
     monkeypatch.setattr(
         kernel_compiler,
         "COMPILER_FLAGS",
         tuple("-O0" if each == "-O3" else each for each in kernel_compiler.COMPILER_FLAGS),
     )
     for _ in range(2):
-        kernel_library._load_kernel_library.cache_clear()
-        assert kernel_library._load_kernel_library(tmp_path, "") is not None
+        cpp_kernel_library_loader._load_kernel_library.cache_clear()
+        assert cpp_kernel_library_loader._load_kernel_library(tmp_path, "") is not None
     assert len(made) == 1
     other = tmp_path / "other"
     other.mkdir()
     (other / made[0].name).write_bytes(b"not a library")
-    assert kernel_library._load_kernel_library(other, "") is not None
+    assert cpp_kernel_library_loader._load_kernel_library(other, "") is not None
     assert len(made) == 2
     assert sorted(path.suffix for path in other.iterdir()) == [".sha256", ".so"]
 
@@ -393,7 +393,7 @@ def _program(path: Path, script: str) -> Path:
 
 
 def test_positions_past_the_table_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.attention.absolute_positions import SinusoidalPositions
+    from dragoman.attention.absolute_position_encodings import SinusoidalPositions
     from dragoman.inference.cpu import cpp_transformer
 
     monkeypatch.setattr(cpp_transformer, "MAX_TABLE_ROWS", 4)

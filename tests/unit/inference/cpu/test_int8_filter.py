@@ -16,10 +16,10 @@ from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import mask_invalid_tokens
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer
 from dragoman.inference.cpu.cpp_weight_packing import ZERO_POINT, pack_int8_filter
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8
-from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.ops.topk import blocked_argmax
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK

@@ -19,15 +19,15 @@ from dragoman.data.inference_batches import pad_sources
 from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import CompiledConstraints
-from dragoman.decoding.constraint_definitions import Require
 from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.output_constraint_definitions import Require
 from dragoman.decoding.token_surface_forms import TokenCharacters
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference import NativeEngine, SearchRequest, dragoman_model_engine
 from dragoman.inference.cpu import lexical_shortlist
+from dragoman.inference.cpu.cpp_kernel_library_loader import load_kernel_library
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT32, INT8, PRECISIONS, convert_model
-from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.lexical_shortlist import Shortlist, build_shortlist
 from dragoman.inference.engine_selection import open_engines
 from dragoman.models.encoder_decoder import EncoderDecoder

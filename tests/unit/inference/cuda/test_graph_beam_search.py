@@ -25,9 +25,9 @@ from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.cpu_engine_conversion import FLOAT16, FLOAT32
 from dragoman.inference.cuda import graph_beam_search
 from dragoman.inference.cuda.cuda_backend import CudaBackend, default_precision
+from dragoman.inference.cuda.cuda_graph_buffers import round_batch, round_length
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, cuda_unsupported_reason
 from dragoman.inference.cuda.graph_beam_search import GraphBeamSearch
-from dragoman.inference.cuda.static_buffers import round_batch, round_length
 from dragoman.inference.engine_selection import resolve_precision
 from dragoman.models.encoder_decoder import EncoderDecoder
 

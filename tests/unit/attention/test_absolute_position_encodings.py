@@ -11,7 +11,7 @@ from dragoman.attention import (
     SinusoidalPositions,
     masks,
 )
-from dragoman.attention.absolute_positions import MAX_TABLE_ELEMENTS, NoPositions
+from dragoman.attention.absolute_position_encodings import MAX_TABLE_ELEMENTS, NoPositions
 from dragoman.errors import DragomanError
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from dragoman.errors import BundleError
 from dragoman.storage.atomic_and_safe_file_io import hash_file
+from dragoman.storage.checksum_verification import list_unlisted_files, verify_directory
 from dragoman.storage.manifest import MANIFEST_NAME, write_manifest
-from dragoman.storage.verification import list_unlisted_files, verify_directory
 
 
 def test_a_directory_without_a_manifest_lists_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from dragoman.bundle.non_translation_bundle_loader import (
     task_text_files,
 )
 from dragoman.config import Config
-from dragoman.config.config import file_names
+from dragoman.config.root_config import file_names
 from dragoman.data.batch_plan import Cursor, Plan
 from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
@@ -32,7 +32,7 @@ from dragoman.data.labeled_records import Record, RecordFiles, open_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.registry import catalogue
 from dragoman.runs.auto_config import MIN_TRAIN_STEPS
-from dragoman.runs.base_run_builder import DataSummary, RunBuilder
+from dragoman.runs.base_training_builder import DataSummary, RunBuilder
 from dragoman.runs.output_directory_and_resume_checks import DataFile, require_same_files
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.runs.validation_split import is_held_out

@@ -1,6 +1,7 @@
 """The interface of run builders: the task-specific parts of a training run.
 
-Implemented by `translation_run_builder.py` and, for other tasks, `non_translation_run_builder.py`.
+Implemented by `translation_training_builder.py` and, for other tasks,
+`non_translation_training_builder.py`.
 """
 
 from __future__ import annotations

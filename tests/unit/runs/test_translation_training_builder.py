@@ -12,7 +12,7 @@ from dragoman.config import read_config
 from dragoman.data.batch_plan import Cursor
 from dragoman.inference import Translator
 from dragoman.runs.translation_data_preparation import prepare_data
-from dragoman.runs.translation_run_builder import TranslationBuilder
+from dragoman.runs.translation_training_builder import TranslationBuilder
 from dragoman.text.special_tokens import UNK
 from dragoman.training.progress_display import QuietProgress
 

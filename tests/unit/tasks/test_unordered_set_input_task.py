@@ -10,17 +10,17 @@ import torch
 from torch import distributions
 
 from dragoman.config import Config, ModelConfig, TrainConfig, apply_overrides
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.tasks.unordered_set_input_task import SetsTask, SetsText
 from dragoman.tasks.unordered_set_objectives import (
     Clustering,
     Counting,
     Regression,
     SetClassification,
 )
-from dragoman.tasks.unordered_set_task import SetsTask, SetsText
 from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import QuietProgress
 

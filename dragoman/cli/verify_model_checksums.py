@@ -36,7 +36,7 @@ def verify(
     Every file is compared with the SHA-256 in its manifest. Files that are not part of
     the model are listed; they are never opened.
     """
-    from dragoman.storage.verification import list_unlisted_files, verify_directory
+    from dragoman.storage.checksum_verification import list_unlisted_files, verify_directory
 
     checks, extra = verify_directory(model), list_unlisted_files(model)
     bad = [check for check in checks if not check.ok]

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.absolute_positions import (
+from dragoman.attention.absolute_position_encodings import (
     NoPositions,
     RelativePosition,
     SinusoidalHalvesPositions,

@@ -11,7 +11,7 @@ from translator_kit import CONFIG, TEXT, write_random_bundle
 
 from dragoman.bundle import write_bundle
 from dragoman.errors import ConfigError, DataError, DivergedError
-from dragoman.inference import Translator, translation_scoring
+from dragoman.inference import Translator, translation_log_probabilities
 from dragoman.models.factory import build_model
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, Tokenizers, train_tokenizers
 from dragoman.text.special_tokens import BOS, EOS
@@ -226,7 +226,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = translator.score(SOURCES, TARGETS)
-    plain, sizes = translation_scoring._target_log_probs, list[int]()
+    plain, sizes = translation_log_probabilities._target_log_probs, list[int]()
 
     def small(model: object, pairs: list[object]) -> list[list[float]]:
         sizes.append(len(pairs))
@@ -234,7 +234,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
             raise torch.OutOfMemoryError("full")
         return plain(model, pairs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(translation_scoring, "_target_log_probs", small)
+    monkeypatch.setattr(translation_log_probabilities, "_target_log_probs", small)
     found = translator.score(SOURCES, TARGETS, batch_size=6)
     assert max(sizes) == 6
     for one, other in zip(found, expected, strict=True):
@@ -262,7 +262,7 @@ def test_a_large_vocabulary_is_projected_in_parts(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = translator.score(SOURCES, TARGETS)
-    monkeypatch.setattr(translation_scoring, "_MAX_LOGITS", 700)  # two rows at a time
+    monkeypatch.setattr(translation_log_probabilities, "_MAX_LOGITS", 700)  # two rows at a time
     for one, other in zip(translator.score(SOURCES, TARGETS), expected, strict=True):
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 

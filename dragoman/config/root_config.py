@@ -23,7 +23,7 @@ from dragoman.config.translation_directions import (
     file_language_problems,
     parse_directions,
 )
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.registry import import_object
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.inference.cpu import kernel_compiler, kernel_library
+from dragoman.inference.cpu import cpp_kernel_library_loader, kernel_compiler
 
-COMPILER = next(filter(None, map(shutil.which, kernel_library.COMPILERS)), None)
+COMPILER = next(filter(None, map(shutil.which, cpp_kernel_library_loader.COMPILERS)), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 
@@ -38,9 +38,9 @@ def log_sum_exp(library: ctypes.CDLL, logits: torch.Tensor) -> torch.Tensor:
 
 @needs_compiler
 def test_the_best_variant_for_this_processor_is_loaded(prebuilt: Path) -> None:
-    library = kernel_library._load_prebuilt.__wrapped__(prebuilt)
+    library = cpp_kernel_library_loader._load_prebuilt.__wrapped__(prebuilt)
     assert library is not None
-    flags = kernel_library._cpu_flags().split()
+    flags = cpp_kernel_library_loader._cpu_flags().split()
     panel = {True: 64, False: 16}["avx512f" in flags] if kernel_compiler.IS_X86 else None
     assert panel is None or library.dragoman_panel_width() >= 16
     assert bool(library.dragoman_has_int8()) == ("avx512_vnni" in flags)
@@ -56,7 +56,7 @@ def test_every_variant_that_this_processor_runs_computes_the_same(
     baseline = ctypes.CDLL(str(prebuilt / "kernels-baseline.so"))
     if list(kernel_compiler.VARIANTS).index(variant) > baseline.dragoman_cpu_variant():
         pytest.skip(f"this processor has no {variant}")
-    library = kernel_library._open_library(prebuilt / f"kernels-{variant}.so")
+    library = cpp_kernel_library_loader._open_library(prebuilt / f"kernels-{variant}.so")
     logits = torch.randn(5, 333)
     torch.testing.assert_close(log_sum_exp(library, logits), logits.logsumexp(-1))
 
@@ -78,24 +78,28 @@ def test_unusable_libraries_are_ignored(prebuilt: Path, tmp_path: Path, damage: 
                 path.unlink()
         if damage == "no variant" and len(kernel_compiler.VARIANTS) == 1:
             pytest.skip("one variant only")
-    found = kernel_library._load_prebuilt.__wrapped__(directory)
+    found = cpp_kernel_library_loader._load_prebuilt.__wrapped__(directory)
     assert found is None
 
 
 def test_without_prebuilt_libraries_the_sources_are_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_library, "PREBUILT_DIRECTORY", tmp_path / "none")
+    monkeypatch.setattr(cpp_kernel_library_loader, "PREBUILT_DIRECTORY", tmp_path / "none")
     compiled = object()
-    monkeypatch.setattr(kernel_library, "_load_kernel_library", lambda folder, wanted: compiled)
-    assert kernel_library.load_kernel_library() is compiled
+    monkeypatch.setattr(
+        cpp_kernel_library_loader, "_load_kernel_library", lambda folder, wanted: compiled
+    )
+    assert cpp_kernel_library_loader.load_kernel_library() is compiled
 
 
 @needs_compiler
 def test_native_is_compiled_on_request(prebuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = object()
-    monkeypatch.setattr(kernel_library, "PREBUILT_DIRECTORY", prebuilt)
-    monkeypatch.setattr(kernel_library, "_load_kernel_library", lambda folder, wanted: compiled)
-    assert kernel_library.load_kernel_library() is not compiled
-    monkeypatch.setenv(kernel_library.KERNELS_VARIABLE, "native")
-    assert kernel_library.load_kernel_library() is compiled
+    monkeypatch.setattr(cpp_kernel_library_loader, "PREBUILT_DIRECTORY", prebuilt)
+    monkeypatch.setattr(
+        cpp_kernel_library_loader, "_load_kernel_library", lambda folder, wanted: compiled
+    )
+    assert cpp_kernel_library_loader.load_kernel_library() is not compiled
+    monkeypatch.setenv(cpp_kernel_library_loader.KERNELS_VARIABLE, "native")
+    assert cpp_kernel_library_loader.load_kernel_library() is compiled

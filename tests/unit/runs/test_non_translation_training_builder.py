@@ -19,8 +19,8 @@ from dragoman.config import Config, read_config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.labeled_records import Record, open_records
 from dragoman.errors import ConfigError, DataError, StoppedError
-from dragoman.runs import non_translation_run_builder
-from dragoman.runs.base_run_builder import RunBuilder
+from dragoman.runs import non_translation_training_builder
+from dragoman.runs.base_training_builder import RunBuilder
 from dragoman.runtime import signals
 from dragoman.tasks.bert_and_xlnet_language_modeling import MaskedBatch
 from dragoman.tasks.tagging import TaggingTask
@@ -35,7 +35,7 @@ def split(config: Config, path: Path, valid: Sequence[str] = ()) -> tuple[Any, A
     """Return the readers of training and validation records."""
     reader = open_records(config, [path])
     names = {"train": [str(path)], "valid": valid}
-    return non_translation_run_builder._split_records(config, names, reader)
+    return non_translation_training_builder._split_records(config, names, reader)
 
 
 @pytest.mark.parametrize("lines", [9, 10, 23])
@@ -43,7 +43,7 @@ def test_every_record_is_trained_on_or_held_out(
     lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One in five, at most three, and none where that would be one alone."""
-    monkeypatch.setattr(non_translation_run_builder, "MAX_HELD_OUT", 3)
+    monkeypatch.setattr(non_translation_training_builder, "MAX_HELD_OUT", 3)
     path = tmp_path / "train.txt"
     path.write_text("".join(f"line {number}\n" for number in range(lines)))
     config = Config().replace(data={"hold_out": 5})
@@ -86,7 +86,7 @@ def test_a_new_run_learns_its_vocabularies_and_a_resumed_one_keeps_them(tmp_path
     first, second = make_records(20, seed=1), make_records(1, seed=2)
 
     def open_task(records: list[Record], *, resumed: bool) -> dict[str, bytes]:
-        task = non_translation_run_builder._open_task(
+        task = non_translation_training_builder._open_task(
             config, TaggingTask, folder, lambda: iter(records), resumed=resumed
         )
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -103,8 +103,10 @@ def test_the_masked_tokens_of_a_batch_depend_on_its_seed(tmp_path: Path) -> None
     train.write_text("".join(f"{line}\n" for line in lines_of(40)))
     config = config_of("transformer", language={"segment": 16, "objective": "masked"})
     config = config.replace(data={"train": str(train), "hold_out": 0})
-    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
-    builder = non_translation_run_builder.TaskBuilder(
+    prepared = non_translation_training_builder.prepare_task(
+        config, tmp_path / "text", QuietProgress()
+    )
+    builder = non_translation_training_builder.TaskBuilder(
         config, prepared, device=torch.device("cpu"), progress=QuietProgress()
     )
     collate, examples = builder.collate_function(), builder.plan.batch(Cursor(0, 0))
@@ -142,7 +144,7 @@ def test_preparation_ends_after_the_phase_of_a_stop_request(
     train.write_text("".join(f"{json.dumps(each.fields)}\n" for each in make_records(20)))
     config = make_config().replace(data={"train": str(train), "valid": str(train)})
     with pytest.raises(StoppedError):
-        non_translation_run_builder.prepare_task(config, tmp_path / "text", StoppedInPhase())
+        non_translation_training_builder.prepare_task(config, tmp_path / "text", StoppedInPhase())
     assert seen == ["reading the vocabulary", *entered]
 
 
@@ -152,7 +154,7 @@ def test_a_validation_file_must_hold_examples(tmp_path: Path) -> None:
     valid.write_text("")
     config = make_config().replace(data={"train": str(train), "valid": str(valid)})
     with pytest.raises(DataError, match=r"valid\.jsonl must hold examples; found none; check"):
-        non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+        non_translation_training_builder.prepare_task(config, tmp_path / "text", QuietProgress())
 
 
 def test_a_validation_file_of_generated_examples_is_an_error(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_a_validation_file_of_generated_examples_is_an_error(tmp_path: Path) -> 
         data={"valid": str(valid)}, sets={"problem": "maximum", "epoch_sets": 10}
     )
     with pytest.raises(ConfigError, match=f"data.valid needs data.train, .*data.valid={valid}; le"):
-        non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
+        non_translation_training_builder.prepare_task(config, tmp_path / "text", QuietProgress())
 
 
 def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
@@ -175,12 +177,12 @@ def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
         data={"train": str(path), "on_bad_line": "skip", "hold_out": 5}, train={"steps": 1}
     )
     progress = MagicMock(wraps=QuietProgress())
-    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", progress)
+    prepared = non_translation_training_builder.prepare_task(config, tmp_path / "text", progress)
     skipped = "2 bad lines (train.jsonl 1, train.jsonl 32)"
     assert [each.args[0] for each in progress.note.call_args_list] == [
         f"training sentences: skipped {skipped}"
     ]
-    builder = non_translation_run_builder.TaskBuilder(
+    builder = non_translation_training_builder.TaskBuilder(
         config, prepared, device=torch.device("cpu"), progress=progress
     )
     assert builder.data_rows()["skipped sentences"] == skipped
@@ -189,7 +191,7 @@ def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
     valid.write_text(f"{good}oops\n")
     config = config.replace(data={"valid": str(valid)})
     progress = MagicMock(wraps=QuietProgress())
-    non_translation_run_builder.prepare_task(config, tmp_path / "again", progress)
+    non_translation_training_builder.prepare_task(config, tmp_path / "again", progress)
     assert progress.note.call_args.args == (
         "validation sentences: skipped 1 bad line (valid.jsonl 31)",
     )
@@ -197,7 +199,7 @@ def test_bad_lines_that_are_left_out_are_counted(tmp_path: Path) -> None:
 
 def prepare_classifier(
     tmp_path: Path, examples: int, *overrides: str
-) -> tuple[Config, non_translation_run_builder.PreparedTask]:
+) -> tuple[Config, non_translation_training_builder.PreparedTask]:
     """Return the prepared run of a small recipe on texts of ten words."""
     path = tmp_path / "train.jsonl"
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -211,7 +213,7 @@ def prepare_classifier(
         overrides=[f"data.train={path}", "model.width=16", "classify.filters=4", *overrides],
     )
     folder = tmp_path / "text"
-    return config, non_translation_run_builder.prepare_task(config, folder, QuietProgress())
+    return config, non_translation_training_builder.prepare_task(config, folder, QuietProgress())
 
 
 @pytest.mark.parametrize(
@@ -224,9 +226,9 @@ def test_few_examples_are_trained_on_in_small_batches(
     """At least 40 steps per epoch, or batches of a few examples; many examples change nothing."""
     config, prepared = prepare_classifier(tmp_path, examples, "data.hold_out=0")
     progress = MagicMock(wraps=QuietProgress())
-    fit = non_translation_run_builder.fit_to_few_examples
+    fit = non_translation_training_builder.fit_to_few_examples
     fitted = fit(config, prepared, keep=(), progress=progress)
-    builder = non_translation_run_builder.TaskBuilder(
+    builder = non_translation_training_builder.TaskBuilder(
         fitted, prepared, device=torch.device("cpu"), progress=progress
     )
     assert steps[0] <= builder.steps_of(1.0) <= steps[1]
@@ -250,7 +252,7 @@ def test_a_batch_size_that_was_set_is_kept(
 ) -> None:
     """And that of a run of so many steps, whose number does not depend on it."""
     config, prepared = prepare_classifier(tmp_path, 60, *overrides)
-    fit = non_translation_run_builder.fit_to_few_examples
+    fit = non_translation_training_builder.fit_to_few_examples
     found = fit(config, prepared, keep=keep, progress=QuietProgress())
     assert found.train.batch_tokens == config.train.batch_tokens
 
@@ -258,7 +260,7 @@ def test_a_batch_size_that_was_set_is_kept(
 def test_the_least_time_of_a_step_is_measured_on_a_part_of_its_batch(tmp_path: Path) -> None:
     """With gradients, whose sums and carried states are left as they were."""
     config, prepared = prepare_classifier(tmp_path, 400)
-    builder = non_translation_run_builder.TaskBuilder(
+    builder = non_translation_training_builder.TaskBuilder(
         config, prepared, device=torch.device("cpu"), progress=QuietProgress()
     )
     model = builder.build_model()
@@ -293,7 +295,7 @@ def test_few_held_out_examples_choose_no_checkpoint(
     """Unless the metric was chosen; one example in ten is held out."""
     config, prepared = prepare_classifier(tmp_path, examples, *overrides)
     progress = MagicMock(wraps=QuietProgress())
-    fitted = non_translation_run_builder.fit_to_few_examples(
+    fitted = non_translation_training_builder.fit_to_few_examples(
         config, prepared, keep=keep, progress=progress
     )
     assert fitted.train.final_checkpoint == chosen
@@ -321,8 +323,10 @@ def test_a_small_text_is_read_two_hundred_times_at_most(
     config = config_of("transformer", language={"segment": 16}).replace(
         data={"train": str(train), "hold_out": 0}, train={"steps": given, "batch_tokens": 64}
     )
-    prepared = non_translation_run_builder.prepare_task(config, tmp_path / "text", QuietProgress())
-    builder = non_translation_run_builder.TaskBuilder(
+    prepared = non_translation_training_builder.prepare_task(
+        config, tmp_path / "text", QuietProgress()
+    )
+    builder = non_translation_training_builder.TaskBuilder(
         config, prepared, device=torch.device("cpu"), progress=QuietProgress()
     )
     assert builder.max_useful_steps() == (builder.steps_of(epochs) if epochs else given)

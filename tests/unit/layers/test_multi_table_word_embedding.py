@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.layers.classifier_word_embedding import WordEmbedding
+from dragoman.layers.multi_table_word_embedding import WordEmbedding
 
 
 def test_tables_are_concatenated_and_projected() -> None:

@@ -24,7 +24,7 @@ from dragoman.explain import (
     translation_explanation_builder,
 )
 from dragoman.explain.attention_and_logit_capture import CapturedSite, PairCapture
-from dragoman.explain.explanation_against_model_checks import (
+from dragoman.explain.explanation_consistency_checks import (
     check_against_model,
     check_explanation,
     check_wire_form,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.explore.request_guard import SECURITY_HEADERS, RequestGuard, is_loopback
+from dragoman.explore.request_security import SECURITY_HEADERS, RequestGuard, is_loopback
 
 OWN, OTHER = b"127.0.0.1:8023", b"evil.example:8023"
 Headers = list[tuple[bytes, bytes]]

@@ -20,9 +20,9 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
-from dragoman.explain.explanation_against_model_checks import check_wire_form
+from dragoman.explain.explanation_consistency_checks import check_wire_form
 from dragoman.explain.explanation_json import decode_tensor
-from dragoman.explain.explanation_json_limit import trimmed_nodes
+from dragoman.explain.explanation_json_size_limit import trimmed_nodes
 
 RANDOM = np.random.default_rng(5)
 

@@ -16,7 +16,7 @@ from dragoman.data.labeled_records import TEXT, Record
 from dragoman.errors import DataError, escape_unprintable
 from dragoman.inference.predictors.base import Predictor
 from dragoman.models.set_transformer_and_deep_sets import SetTransformer
-from dragoman.tasks.unordered_set_task import SetsTask
+from dragoman.tasks.unordered_set_input_task import SetsTask
 
 if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer
@@ -106,7 +106,7 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
 
     def task_input(self, example: InputSet) -> TaskExplainer:  # type: ignore[override]
         """Return a set to be explained; a text is read as a JSON list."""
-        from dragoman.explain.task_explainers.set_model import SetInput
+        from dragoman.explain.task_explainers.unordered_set_model import SetInput
 
         assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
         if isinstance(example, str):

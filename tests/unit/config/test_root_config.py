@@ -17,7 +17,7 @@ from dragoman.config import (
     read_yaml,
     to_dict,
 )
-from dragoman.config.config import SECTIONS, TASK_STACKS
+from dragoman.config.root_config import SECTIONS, TASK_STACKS
 from dragoman.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 from dragoman.data.batch_plan import Plan
 from dragoman.data.bucket_shapes import BatchShape
 from dragoman.data.collate import TensorBatch

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.config.config import TextConfig
+from dragoman.config.root_config import TextConfig
 from dragoman.decoding import constraint_automaton
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import (
@@ -24,7 +24,9 @@ from dragoman.decoding.constraint_automaton import (
     SentenceConstraints,
     check_constraints,
 )
-from dragoman.decoding.constraint_definitions import (
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.output_constraint_definitions import (
     Constraint,
     EqualLength,
     Forbid,
@@ -38,8 +40,6 @@ from dragoman.decoding.constraint_definitions import (
     mark_characters,
     parse_constraints,
 )
-from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search_interface import SearchStrategy, search
 from dragoman.decoding.token_surface_forms import TokenCharacters, code_point_bounds

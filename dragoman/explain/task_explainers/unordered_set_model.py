@@ -27,13 +27,13 @@ from dragoman.explain.task_explainers.base import (
     to_array,
 )
 from dragoman.models.set_transformer_and_deep_sets import SetTransformer
+from dragoman.tasks.unordered_set_input_task import SetsTask
 from dragoman.tasks.unordered_set_objectives import (
     Clustering,
     Counting,
     Regression,
     SetClassification,
 )
-from dragoman.tasks.unordered_set_task import SetsTask
 
 _POOLING = "pooling.pool.cross"
 _MORE_COUNTS = 16  # counts above the size of a set that may be probable

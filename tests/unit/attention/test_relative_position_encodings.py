@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import SelfAttention
-from dragoman.attention.relative_positions import (
+from dragoman.attention.relative_position_encodings import (
     AlibiBias,
     RotaryEmbedding,
     ShawRelativeKeys,

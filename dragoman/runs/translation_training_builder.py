@@ -28,7 +28,7 @@ from dragoman.inference import Translation, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.runs.auto_config import max_epochs
-from dragoman.runs.base_run_builder import VALIDATION_BATCH_TOKENS, DataSummary, RunBuilder
+from dragoman.runs.base_training_builder import VALIDATION_BATCH_TOKENS, DataSummary, RunBuilder
 from dragoman.runs.final_model_and_card import (
     calibrate_confidence,
     describe_calibration,

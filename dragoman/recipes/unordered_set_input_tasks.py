@@ -8,7 +8,7 @@ falls to zero in a run of fewer, larger steps that fits minutes of a GPU.
 from __future__ import annotations
 
 from dragoman.config import Config, DataConfig, ModelConfig, TrainConfig
-from dragoman.config.unordered_set_task import SetsConfig
+from dragoman.config.unordered_set_input_task import SetsConfig
 
 
 def lee2019() -> Config:
