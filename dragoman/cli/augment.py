@@ -26,6 +26,7 @@ from dragoman.cli.options import (
     TopKOption,
 )
 from dragoman.cli.terminal_output import format_count, print_json, print_note
+from dragoman.cli.translate import CHECKED_LINES, warn_of_other_languages
 from dragoman.errors import ConfigError, DataError, StoppedError
 from dragoman.inference.back_translation_and_distillation import (
     METHODS,
@@ -38,7 +39,6 @@ from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest
 from dragoman.storage.user_output_files import check_output_file
 
-CHECKED_LINES = 100  # whose languages are compared with the direction, before a long run
 _FILTER_PANEL = "Filters"
 
 
@@ -207,13 +207,9 @@ def augment(
     lines = InputFiles([input_])
     if not resumed:
         first = list(itertools.islice(InputFiles([input_]), CHECKED_LINES))
-        misplaced = translator.misplaced_lines(first, source_language=from_, target_language=to)
-        if 2 * len(misplaced) > len(first):
-            print_note(
-                f"warning: {len(misplaced):,} of the first {format_count(len(first), 'line')} of "
-                f"{input_} are in the language to translate into, or in none of the model's: check "
-                "--model, --input and --to"
-            )
+        warn_of_other_languages(
+            translator, first, input_, source_language=from_, target_language=to
+        )
     try:
         with progress("translating", lines.count(), "lines") as bar:
             result = run.run(

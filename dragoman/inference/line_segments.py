@@ -45,7 +45,7 @@ class SegmentedLine:
     gaps: list[str]  # separators between the segments
     notes: list[str]
     direction: Direction | None = None  # of a multilingual model
-    in_target_language: bool = False  # whether it is in the target language already
+    other_language: str = ""  # that it clearly is in, and not in that of the direction
     is_foreign: bool = False  # most of its characters are outside of the vocabulary
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
@@ -58,7 +58,7 @@ class SegmentedLine:
             joined,
             source_language=source,
             target_language=target,
-            in_target_language=self.in_target_language,
+            other_language=self.other_language,
         )
 
     def _join(self, answers: Sequence[Translation]) -> Translation:
