@@ -27,7 +27,7 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.terminal_output import format_count, print_json, print_note
 from dragoman.cli.translate import CHECKED_LINES, warn_of_other_languages
-from dragoman.errors import ConfigError, DataError, StoppedError
+from dragoman.errors import ConfigError, DataError, StoppedError, suggest_name
 from dragoman.inference.back_translation_and_distillation import (
     METHODS,
     TAG,
@@ -46,7 +46,10 @@ def _check_method(context: typer.Context, name: str) -> str:
     """Raise ConfigError unless the method is known."""
     if not context.resilient_parsing and name not in METHODS:
         raise ConfigError(
-            [f"--method must be one of {', '.join(METHODS)}; found {name!r:.60}; try {METHODS[0]}"]
+            [
+                f"--method must be one of {', '.join(METHODS)}; found {name!r:.60}; "
+                f"{suggest_name(name, METHODS, listed=True)}"
+            ]
         )
     return name
 
