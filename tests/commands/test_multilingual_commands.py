@@ -133,6 +133,15 @@ def test_the_directory_has_directions_tags_and_an_identifier(model: Path) -> Non
     assert "pairs by direction" in card
 
 
+def test_training_reports_the_pairs_of_each_direction(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(corpus, tmp_path / "model", "--dry-run") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "pairs of each direction: aa-bb 400, aa-cc 400" in lines
+    assert "validation pairs of each direction: aa-bb 12, aa-cc 12" in lines
+
+
 def test_validation_reports_each_direction_and_the_mean(model: Path) -> None:
     lines = (model / "training" / "log.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
