@@ -352,6 +352,9 @@ class Translator(TranslationExplainer):
         translations: dict[int, Translation] = {}  # by sample id
         numbers = itertools.count() if line_numbers is None else line_numbers
 
+        # Constraints and forced prefixes are those of a whole line.
+        is_whole = bool(options.constraints or options.prefix or options.prefix_ids)
+
         def batches() -> Iterator[list[Segment]]:
             for texts in buffers:
                 directions = self._choose_directions(texts, options)
@@ -360,6 +363,7 @@ class Translator(TranslationExplainer):
                     self.tokenizers.src,
                     line_numbers=numbers,
                     longest=self._batch_translator.max_segment_tokens,
+                    by_sentence=self.config.decode.split_sentences and not is_whole,
                     directions=directions,
                 )
                 if directions is not None and not (text_only or options.source_language):
