@@ -26,7 +26,8 @@ from dragoman.cli.options import (
     TopKOption,
 )
 from dragoman.cli.terminal_output import format_count, print_json, print_note
-from dragoman.errors import ConfigError, DataError, StoppedError
+from dragoman.cli.translate import CHECKED_LINES, warn_of_other_languages
+from dragoman.errors import ConfigError, DataError, StoppedError, suggest_name
 from dragoman.inference.back_translation_and_distillation import (
     METHODS,
     TAG,
@@ -38,7 +39,6 @@ from dragoman.storage.lock import lock_output
 from dragoman.storage.manifest import manifest_digest, read_manifest
 from dragoman.storage.user_output_files import check_output_file
 
-CHECKED_LINES = 100  # whose languages are compared with the direction, before a long run
 _FILTER_PANEL = "Filters"
 
 
@@ -46,7 +46,10 @@ def _check_method(context: typer.Context, name: str) -> str:
     """Raise ConfigError unless the method is known."""
     if not context.resilient_parsing and name not in METHODS:
         raise ConfigError(
-            [f"--method must be one of {', '.join(METHODS)}; found {name!r:.60}; try {METHODS[0]}"]
+            [
+                f"--method must be one of {', '.join(METHODS)}; found {name!r:.60}; "
+                f"{suggest_name(name, METHODS, listed=True)}"
+            ]
         )
     return name
 
@@ -207,13 +210,9 @@ def augment(
     lines = InputFiles([input_])
     if not resumed:
         first = list(itertools.islice(InputFiles([input_]), CHECKED_LINES))
-        misplaced = translator.misplaced_lines(first, source_language=from_, target_language=to)
-        if 2 * len(misplaced) > len(first):
-            print_note(
-                f"warning: {len(misplaced):,} of the first {format_count(len(first), 'line')} of "
-                f"{input_} are in the language to translate into, or in none of the model's: check "
-                "--model, --input and --to"
-            )
+        warn_of_other_languages(
+            translator, first, input_, source_language=from_, target_language=to
+        )
     try:
         with progress("translating", lines.count(), "lines") as bar:
             result = run.run(

@@ -26,6 +26,7 @@ from dragoman.cli.options import (
     ToOption,
 )
 from dragoman.cli.terminal_output import print_json, print_note, print_result, print_table
+from dragoman.cli.translate import warn_of_other_languages
 from dragoman.errors import ConfigError
 from dragoman.storage.user_output_files import check_output_file, open_output
 
@@ -131,6 +132,7 @@ def evaluate(
         "target_language": to,
         "source_language": from_,
     }
+    warn_of_other_languages(translator, sources, src, source_language=from_, target_language=to)
     started = time.monotonic()
     given = {name: value for name, value in options.items() if value is not None}
     with progress("translating", len(sources), "lines") as bar:

@@ -28,6 +28,7 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.parallel_corpus_opener import open_corpus
 from dragoman.cli.terminal_output import format_count, print_json, print_note, print_result
+from dragoman.cli.translate import CHECKED_LINES, warn_of_other_languages
 from dragoman.errors import DataError
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ def score(
 
     translator = Translator.load(model, device=device, engine="native")
     summary = _ScoreSummary()
+    first = [pair.src for pair in itertools.islice(_iter_pairs(corpus), CHECKED_LINES)]
+    warn_of_other_languages(
+        translator, first, corpus.files[0], source_language=from_, target_language=to
+    )
     with progress("scoring", total, "pairs", shown=not is_terminal(sys.stdout)) as bar:
         sentence_pairs = _iter_pairs(corpus)
         while buffer := list(itertools.islice(sentence_pairs, BUFFER_PAIRS)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -49,9 +49,10 @@ from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.user_output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
-    from dragoman.inference import Translation
+    from dragoman.inference import Translation, Translator
 
 NOTES_SHOWN = 3
+CHECKED_LINES = 100  # whose languages are compared with the direction, before a long run
 LOW_CONFIDENCE = 0.05  # a note tells whoever types a text that its translation is likely wrong
 _MBR_PANEL = "Minimum Bayes risk decoding"
 
@@ -328,6 +329,27 @@ def warn_about_file(text: str, done: str) -> None:
         )
 
 
+def warn_of_other_languages(
+    translator: Translator,
+    texts: Sequence[str],
+    name: str | Path,
+    *,
+    source_language: str | None,
+    target_language: str | None,
+) -> None:
+    """Warn if most of the first texts of a file are not in the language to translate from."""
+    first = texts[:CHECKED_LINES]
+    misplaced = translator.misplaced_lines(
+        first, source_language=source_language, target_language=target_language
+    )
+    if 2 * len(misplaced) > len(first):
+        print_note(
+            f"warning: {len(misplaced):,} of the first {format_count(len(first), 'line')} of "
+            f"{name} are in another language than the one to translate from: check the file, "
+            "--from and --to"
+        )
+
+
 def line_writer(file: TextIO) -> Callable[[str], object]:
     """Return a function that writes a line to a file."""
     return lambda text: file.write(f"{text}\n")
@@ -347,7 +369,7 @@ def print_translations(
     A confidence under `unsure_below` is noted, where nothing else is.
     """
     number = num_noted = 0
-    is_target_noted = False
+    is_language_noted = False
     for number, each in enumerate(translations, start=1):
         if json:
             print_json({"line": number, **each.to_dict()}, write)
@@ -359,12 +381,17 @@ def print_translations(
             write(each.text)
         if bar is not None:
             bar.advance()
-        if each.in_target_language and not is_target_noted:
-            is_target_noted = True
+        if each.other_language and not is_language_noted:
+            is_language_noted = True
+            why = (
+                "the target language"
+                if each.other_language == each.target_language
+                else f"which the model does not translate into {each.target_language}"
+            )
             print_note(
-                f"line {number} seems to be in {each.target_language}, the target language; such "
-                f"lines are translated as if they were in {each.source_language}: --to names "
-                "another target, --from the source"
+                f"line {number} seems to be in {each.other_language}, {why}; such lines are "
+                f"translated as if they were in {each.source_language}: --to names another "
+                "target, --from the source"
             )
         notes = list(each.notes)
         if not notes and each.confidence is not None and each.confidence < unsure_below:

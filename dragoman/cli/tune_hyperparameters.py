@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.duration_parser import parse_duration
 from dragoman.cli.options import complete_setting_paths
-from dragoman.cli.terminal_output import print_result
+from dragoman.cli.terminal_output import format_count, print_result
 from dragoman.cli.train import check_corpus_files
 from dragoman.cli.train_and_tune_options import (
     ConfigOption,
@@ -215,8 +215,9 @@ def tune(
     if best is not None:
         print_result(f"best settings: {out / 'best.yaml'}; figure: {out / 'trials.png'}")
     if result.stopped:
+        ended = sum(each.value is not None for each in result.trials)
         raise StoppedError(
-            f"stopped after {sum(each.value is not None for each in result.trials)} trials",
+            f"stopped after {format_count(ended, 'trial')}",
             found="",
             fix="run the same command again to resume",
         )

@@ -295,6 +295,11 @@ class DecodeConfig:
         4096, "Padded source tokens times beam size that are decoded in one batch.", at_least=1
     )
 
+    split_sentences: bool = setting(
+        False,
+        "Translate the sentences of a line one by one, for models trained on single sentences.",
+    )
+
     def problems(self) -> Iterator[str]:
         """Yield inconsistencies between fields; there are none."""
         return iter(())

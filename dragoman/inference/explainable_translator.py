@@ -46,6 +46,7 @@ from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.sentence_splitter import split_sentences
 from dragoman.text.sentencepiece_tokenizer import Tokenizers
 from dragoman.text.special_tokens import EOS
 
@@ -164,11 +165,17 @@ class TranslationExplainer(abc.ABC):
                 "Most characters of this text are not in the model's vocabulary: it is in none of "
                 "the model's languages, and the output means little."
             )
+        sentences = len(split_sentences(text).texts) if self.config.decode.split_sentences else 1
         if count > 1:
             explanation.missing["text"] = (
                 f"Segment 1 of {count:,} is explained: the text has more than the "
                 f"{batches.max_segment_tokens:,} tokens that the model translates at once; explain "
                 "the other sentences one by one."
+            )
+        elif sentences > 1 and not foreign:
+            explanation.missing["text"] = (
+                f"The {sentences:,} sentences of this text are explained as one, while they are "
+                "translated one by one (decode.split_sentences): explain one at a time."
             )
         return add_search(
             explanation, searched, self.tokenizers.tgt, has_reference=given is not None

@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.config.translation_directions import Direction
 from dragoman.errors import DataError
 from dragoman.inference.translation_result import Translation, join_translations
-from dragoman.text.sentence_splitter import SplitText, split_long_text
+from dragoman.text.sentence_splitter import SplitText, split_long_text, split_sentences
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, invalid_text_error
 from dragoman.text.special_tokens import UNK
 
@@ -45,7 +45,7 @@ class SegmentedLine:
     gaps: list[str]  # separators between the segments
     notes: list[str]
     direction: Direction | None = None  # of a multilingual model
-    in_target_language: bool = False  # whether it is in the target language already
+    other_language: str = ""  # that it clearly is in, and not in that of the direction
     is_foreign: bool = False  # most of its characters are outside of the vocabulary
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
@@ -58,7 +58,7 @@ class SegmentedLine:
             joined,
             source_language=source,
             target_language=target,
-            in_target_language=self.in_target_language,
+            other_language=self.other_language,
         )
 
     def _join(self, answers: Sequence[Translation]) -> Translation:
@@ -91,11 +91,13 @@ def split_lines(
     tokenizer: Tokenizer,
     *,
     longest: int,
+    by_sentence: bool = False,
     line_numbers: Iterator[int] | None = None,
     directions: Sequence[Direction] | None = None,
 ) -> list[SegmentedLine]:
     """Split lines of more than `longest` tokens into sentences; a blank line has no segments.
 
+    All lines are split `by_sentence`, for models that were trained on single sentences.
     With `directions`, one for each line, every segment begins with the tag of its target language.
     """
     numbers = itertools.count() if line_numbers is None else line_numbers
@@ -105,7 +107,15 @@ def split_lines(
     foreign = [is_foreign(row, tokenizer) for row in encoded]
     if directions is None:
         lines = [
-            _split_line(next(numbers), text, whole, tokenizer, longest, foreign=is_other)
+            _split_line(
+                next(numbers),
+                text,
+                whole,
+                tokenizer,
+                longest,
+                by_sentence=by_sentence,
+                foreign=is_other,
+            )
             for text, whole, is_other in zip(stripped, encoded, foreign, strict=True)
         ]
     else:
@@ -118,6 +128,7 @@ def split_lines(
                 tagged[direction],
                 longest,
                 direction,
+                by_sentence=by_sentence,
                 foreign=is_other,
             )
             for text, whole, direction, is_other in zip(
@@ -142,14 +153,16 @@ def _split_line(
     longest: int,
     direction: Direction | None = None,
     *,
+    by_sentence: bool,
     foreign: bool,
 ) -> SegmentedLine:
     """Split one line."""
     if not text:
         return SegmentedLine([], [], [], direction)
     texts, gaps, encoded, notes = [text], list[str](), [whole], list[str]()
-    if "\n" in text or len(whole) > longest:
-        texts, gaps = _split_text(text, tokenizer, longest)
+    has_sentences = by_sentence and len(split_sentences(text).texts) > 1
+    if has_sentences or "\n" in text or len(whole) > longest:
+        texts, gaps = _split_text(text, tokenizer, longest, by_sentence=by_sentence)
         encoded = tokenizer.encode_batch(texts)
     if len(whole) > longest:
         notes.append(
@@ -179,14 +192,17 @@ def _split_line(
     )
 
 
-def _split_text(text: str, tokenizer: Tokenizer, longest: int) -> SplitText:
-    """Split a text at its line breaks, and lines that are too long into sentences."""
+def _split_text(text: str, tokenizer: Tokenizer, longest: int, *, by_sentence: bool) -> SplitText:
+    """Split a text at its line breaks, and lines that are too long, or all, into sentences."""
+
+    def fits(part: str) -> bool:
+        is_whole = not by_sentence or len(split_sentences(part).texts) == 1
+        return is_whole and len(tokenizer.encode(part)) <= longest
+
     texts, gaps, gap = list[str](), list[str](), ""
     for line in text.split("\n"):
         if line.strip():
-            segments = split_long_text(
-                line.strip(), lambda each: len(tokenizer.encode(each)) <= longest
-            )
+            segments = split_long_text(line.strip(), fits)
             gaps += [gap, *segments.gaps] if texts else segments.gaps
             texts += segments.texts
             gap = ""

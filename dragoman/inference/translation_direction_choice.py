@@ -9,9 +9,9 @@ from dragoman.config.translation_directions import Direction, parse_directions
 from dragoman.errors import ConfigError
 from dragoman.text.language_identification import LanguageIdentifier
 
-# Log-probability by which the target language must exceed the others for a text to count as
-# written in it: that of names and single words is close, and so is that of most errors.
-IN_TARGET_MARGIN = 10.0
+# Log-probability by which another language must exceed the rest for a text to count as written in
+# it: that of names and single words is close, and so is that of most errors.
+OTHER_LANGUAGE_MARGIN = 10.0
 
 
 class DirectionChooser:
@@ -90,13 +90,18 @@ class DirectionChooser:
         candidates = [each for each in sources if not among or each in among]
         return candidates[0] if len(candidates) == 1 else self._identify(text, candidates)
 
-    def is_in_target_language(self, text: str, direction: Direction) -> bool:
-        """Whether a text is clearly in the target language already, and not in the source's."""
-        if self._identifier is None or direction.target not in self._identifier.languages:
-            return False
+    def other_language(self, text: str, direction: Direction) -> str:
+        """Return the language that a text is clearly in if it is not the source's, or "".
+
+        It may be the target language, or one that the model does not translate into it.
+        """
+        if self._identifier is None:
+            return ""
         scores = self._identifier.scores(text)
-        target = scores.pop(direction.target)
-        return all(target - score >= IN_TARGET_MARGIN for score in scores.values())
+        language = max(scores, key=scores.__getitem__)
+        best = scores.pop(language)
+        is_clear = all(best - score >= OTHER_LANGUAGE_MARGIN for score in scores.values())
+        return language if is_clear and language != direction.source else ""
 
     def _identify(self, text: str, sources: Sequence[str]) -> str:
         if self._identifier is None:

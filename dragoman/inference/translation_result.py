@@ -20,7 +20,7 @@ _OPTIONAL_FIELDS = (  # left out if empty
     "source_language",
     "target_language",
 )
-_NOTED_FIELDS = ("in_target_language",)  # in a note, and not in JSON
+_NOTED_FIELDS = ("other_language",)  # in a note, and not in JSON
 _ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
@@ -47,7 +47,9 @@ class Translation:
     # Of a model of several directions; empty for others.
     source_language: str = ""
     target_language: str = ""
-    in_target_language: bool = False  # the source clearly is already; its language was not named
+    other_language: str = (
+        ""  # that the text clearly is in instead; empty if `source_language` is named
+    )
 
     def __repr__(self) -> str:
         """Return text, score and number of tokens in one line."""

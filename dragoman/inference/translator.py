@@ -245,9 +245,7 @@ class Translator(TranslationExplainer):
         """Return a line with what is known of its language beyond the one identified for it."""
         if line.is_foreign:  # whatever was identified, it is not
             return replace(line, direction=direction._replace(source=""))
-        if self._chooser.is_in_target_language(text, direction):
-            return replace(line, in_target_language=True)
-        return line
+        return replace(line, other_language=self._chooser.other_language(text, direction))
 
     def misplaced_lines(
         self,
@@ -256,7 +254,7 @@ class Translator(TranslationExplainer):
         source_language: str | None = None,
         target_language: str | None = None,
     ) -> list[int]:
-        """Return the indices of texts in their target language, or in none of the model's."""
+        """Return the indices of texts in another language than that to translate from."""
         named = TranslationOptions(source_language=source_language, target_language=target_language)
         directions = self._choose_directions(texts, named)
         lines = split_lines(
@@ -267,7 +265,7 @@ class Translator(TranslationExplainer):
         )
         if directions is not None:
             lines = [*map(self._check_language, lines, texts, directions)]
-        return [at for at, line in enumerate(lines) if line.is_foreign or line.in_target_language]
+        return [at for at, line in enumerate(lines) if line.is_foreign or line.other_language]
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of source texts, with the tags of their target languages."""
@@ -354,6 +352,9 @@ class Translator(TranslationExplainer):
         translations: dict[int, Translation] = {}  # by sample id
         numbers = itertools.count() if line_numbers is None else line_numbers
 
+        # Constraints and forced prefixes are those of a whole line.
+        is_whole = bool(options.constraints or options.prefix or options.prefix_ids)
+
         def batches() -> Iterator[list[Segment]]:
             for texts in buffers:
                 directions = self._choose_directions(texts, options)
@@ -362,6 +363,7 @@ class Translator(TranslationExplainer):
                     self.tokenizers.src,
                     line_numbers=numbers,
                     longest=self._batch_translator.max_segment_tokens,
+                    by_sentence=self.config.decode.split_sentences and not is_whole,
                     directions=directions,
                 )
                 if directions is not None and not (text_only or options.source_language):

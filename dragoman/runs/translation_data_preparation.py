@@ -169,7 +169,7 @@ def prepare_data(
         progress,
         digests["train"],
     )
-    _report_corpora(corpora.train, train, progress)
+    _report_corpora(corpora.train, train, progress, "")
     is_pretrained = bool(config.train.init_from)
     _warn_about_data(train, progress, pretrained=is_pretrained)
     if is_pretrained and not config.train.extend_vocabulary:
@@ -190,7 +190,7 @@ def prepare_data(
         valid_digests,
     )
     if digests["valid"]:
-        _report_corpora(corpora.valid, valid, progress)
+        _report_corpora(corpora.valid, valid, progress, "validation ")
     sentences = _select_sentences(corpora.valid, config.data, max_sentences)
     written = _new_cache_directories(cache, known)
     return PreparedData(tokenizers, train, valid, sentences, files, written, identifier)
@@ -280,19 +280,19 @@ def _new_cache_directories(cache: Path, known: set[Path]) -> list[Path]:
     )
 
 
-def _report_corpora(corpus: Corpus, store: TokenStore, progress: Progress) -> None:
-    """Report the number of pairs of each of several corpora."""
+def _report_corpora(corpus: Corpus, store: TokenStore, progress: Progress, kind: str) -> None:
+    """Report the number of pairs of each of several corpora; `kind` begins the line."""
     counts = store.report.parts
     if store.direction_names:
         examples = store.direction_examples()
         each = ", ".join(f"{name} {len(own):,}" for name, own in examples.items())
-        progress.note(f"pairs of each direction: {each}")
+        progress.note(f"{kind}pairs of each direction: {each}")
         return
     files = iter(corpus.files)
     for index, count in enumerate(counts):
         names = ", ".join(str(next(files)) for _ in range(len(corpus.files) // len(counts)))
         progress.note(
-            f"corpus {index + 1} of {len(counts)}: {names}: {count:,} "
+            f"{kind}corpus {index + 1} of {len(counts)}: {names}: {count:,} "
             f"pair{'' if count == 1 else 's'}"
         )
 

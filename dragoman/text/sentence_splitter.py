@@ -28,7 +28,7 @@ _SPACE = re.compile(r"\s+")
 # Abbreviations that end in a full stop, in lower case. Short words that also end sentences ("no",
 # "art", "sun") are left out.
 _ABBREVIATION_WORDS = """
-    mr mrs ms dr prof st jr sr rev gen col lt sgt capt vs etc al approx dept figs nos vol pp eds
+    mr mrs ms mt dr prof st jr sr rev gen col lt sgt capt vs etc al approx dept figs nos vol pp eds
     inc ltd corp jan feb apr jun jul aug sep sept oct nov dec tue thu e.g i.e a.m p.m u.s u.k ph.d
     cf ca op cit bzw bspw dgl ggf hr fr frl inkl insb mind nr sog str tel usw vgl z.b d.h u.a o.ä
     v.a i.d.r z.t s.o s.u abb abs bd bsp geb gest jh jhd kap mio mrd mm mme mmes mlle mgr p.ex
@@ -90,7 +90,10 @@ def _sentence_spans(text: str) -> list[_Span]:
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether a full stop with a space after it ends a sentence."""
-    following = text[match.end() : match.end() + 8].lstrip("\"'“‘«‹„‚([{¿¡-–— ")
+    after = text[match.end() : match.end() + 8]
+    if after[0] in "»›" and (len(after) == 1 or not after[1].isalnum()):
+        return False  # "« Bonjour ! » dit-il": French quotation marks have spaces inside
+    following = after.lstrip("\"'“‘«‹„‚([{¿¡-–— ")
     if following[:1].islower():
         return False
     stop = match["stop"]

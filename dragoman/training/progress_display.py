@@ -95,8 +95,10 @@ class TrainingDisplay(Protocol):
         """Show the log record of a step."""
         ...
 
-    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
-        """Show the metrics of a validation, and the best so far."""
+    def show_validation(
+        self, metrics: Mapping[str, float], best: Mapping[str, float], *, best_metric: str = "loss"
+    ) -> None:
+        """Show the metrics of a validation, and those of the best one so far by `best_metric`."""
         ...
 
     def set_max_steps(self, steps: int) -> None:
@@ -143,6 +145,7 @@ class TrainingMeter:
         self.tokens = Meter(None, clock=clock)
         self.loss = self.padding = 0.0
         self.best: Mapping[str, float] = {}
+        self.best_metric = "loss"  # by which it is the best
         self.valid: Mapping[str, float] = {}
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -170,15 +173,9 @@ class TrainingMeter:
         ]
         fields.append((5, f"padding {100 * self.padding:.1f} %"))
         if self.best:
-            metric = next(
-                (
-                    f"{shown} {self.best[name]:.2f}"
-                    for name, shown in (("bleu", "BLEU"), ("loss", "loss"))
-                    if name in self.best
-                ),
-                "",
-            )
-            fields.append((4, f"best at step {int(self.best['step']):,}: {metric}".rstrip(": ")))
+            value = self.best.get(self.best_metric)
+            metric = "" if value is None else f": {_format_metric(self.best_metric, value)}"
+            fields.append((4, f"best at step {int(self.best['step']):,}{metric}"))
         return [*fields, *_eta_field(self.steps)]
 
 
@@ -191,7 +188,9 @@ class QuietProgress:
     def update(self, record: Mapping[str, Any]) -> None:
         """Do nothing."""
 
-    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
+    def show_validation(
+        self, metrics: Mapping[str, float], best: Mapping[str, float], *, best_metric: str = "loss"
+    ) -> None:
         """Do nothing."""
 
     def set_max_steps(self, steps: int) -> None:
@@ -287,8 +286,10 @@ class _PlainTrainingDisplay:
             steps = self._meter.steps
             self._owner.note(f"step {steps.done:,} of {steps.total:,} · {self._meter.summary()}")
 
-    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
-        self._meter.best = best
+    def show_validation(
+        self, metrics: Mapping[str, float], best: Mapping[str, float], *, best_metric: str = "loss"
+    ) -> None:
+        self._meter.best, self._meter.best_metric = best, best_metric
         self._owner.note(format_validation(self._meter.steps.done, metrics, best))
 
     def set_max_steps(self, steps: int) -> None:
@@ -407,8 +408,10 @@ class _LiveTrainingDisplay:
         self._meter.update(record)
         self._bar.draw()
 
-    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
-        self._meter.best = best
+    def show_validation(
+        self, metrics: Mapping[str, float], best: Mapping[str, float], *, best_metric: str = "loss"
+    ) -> None:
+        self._meter.best, self._meter.best_metric = best, best_metric
         self._owner.note(format_validation(self._meter.steps.done, metrics, best))
 
     def set_max_steps(self, steps: int) -> None:

@@ -265,7 +265,7 @@ class Trainer:
             state.best, state.validations_since_best = {**state.metrics, "step": state.step}, 0
             better = True
         self._log({"event": "validation", "step": state.step, **metrics})
-        self._display.show_validation(metrics, state.best)
+        self._display.show_validation(metrics, state.best, best_metric=self.config.best_metric)
         self._validation_seconds = time.monotonic() - started
         state.seconds += self._validation_seconds
         if better:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import optuna
 
 MIN_COMPLETE_TRIALS = 4  # before any is pruned
+MIN_VALIDATIONS = 2  # of a trial before it is pruned
 STARTUP_TRIALS = 6  # sampled at random, before TPE models their values
 
 
@@ -35,7 +36,10 @@ def build_optuna_study(
         study_name="dragoman",
         direction="minimize" if lower else "maximize",
         sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=MIN_COMPLETE_TRIALS, n_warmup_steps=1),
+        pruner=optuna.pruners.MedianPruner(
+            n_startup_trials=MIN_COMPLETE_TRIALS,
+            n_warmup_steps=MIN_VALIDATIONS,  # Optuna's steps: validations, which count from 1
+        ),
     )
     states = {
         COMPLETE: optuna.trial.TrialState.COMPLETE,

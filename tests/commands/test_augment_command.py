@@ -151,6 +151,7 @@ def test_an_unfinished_augmentation_is_not_continued_with_another_option(
     ("arguments", "words"),
     [
         (["--method", "magic"], "found 'magic'"),
+        (["--method", "distil"], "found 'distil'; did you mean distillation?"),
         (["--seed", "3"], "--seed needs --sample"),
         (["--sample", "--beam", "4"], "found both, with --beam 4"),
         (["--method", "distillation", "--sample"], "found --sample"),

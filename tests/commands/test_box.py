@@ -76,6 +76,19 @@ def test_plain_sentences(translator: Translator, text: str, target: str, transla
     assert " ".join(found.split()) == translation
 
 
+def test_sentences_of_a_line_are_translated_one_by_one(translator: Translator) -> None:
+    """As a whole the line lost its second sentence: few training lines have several."""
+    sentences = ["Das ist gut.", "Das ist schlecht.", "Wo ist Tom?", "Er ist zu Hause."]
+    one_by_one = translator.translate(sentences, target_language="en")
+    [found] = translator.stream([" ".join(sentences)], target_language="en")
+    assert found.text == " ".join(one_by_one)
+    assert not found.notes
+    assert found.confidence is not None
+    explanation = translator.explain("Das ist gut. Wo ist Tom?", target_language="en")
+    assert "The 2 sentences of this text are explained as one" in explanation.missing["text"]
+    assert "text" not in translator.explain("Das ist gut.", target_language="en").missing
+
+
 def test_languages_are_detected(translator: Translator) -> None:
     texts = ["Wo wohnst du?", "Où habites-tu ?", "Where do you live?"]
     assert translator.identify_languages(texts) == ["de", "fr", "en"]

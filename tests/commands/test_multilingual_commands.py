@@ -133,6 +133,15 @@ def test_the_directory_has_directions_tags_and_an_identifier(model: Path) -> Non
     assert "pairs by direction" in card
 
 
+def test_training_reports_the_pairs_of_each_direction(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(corpus, tmp_path / "model", "--dry-run") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "pairs of each direction: aa-bb 400, aa-cc 400" in lines
+    assert "validation pairs of each direction: aa-bb 12, aa-cc 12" in lines
+
+
 def test_validation_reports_each_direction_and_the_mean(model: Path) -> None:
     lines = (model / "training" / "log.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -162,6 +171,7 @@ def test_translate_names_and_detects_languages(
         (["FEDCBA", "HGFEDC", "abc"], ("--to", "bb"), "warning: 2 of the first 3 lines of"),
         (["FEDCBA", "HGFEDC"], ("--from", "aa", "--to", "bb"), "warning: 2 of the first 2 lines"),
         (["你好"], ("--to", "bb"), "warning: 1 of the first 1 line of"),
+        (["876543", "1357"], ("--to", "bb"), "warning: 2 of the first 2 lines"),
         (["FEDCBA", "abc", "", "hgf"], ("--to", "bb"), ""),
     ],
 )
@@ -203,8 +213,34 @@ def test_a_note_names_the_first_line_that_is_in_the_target_language(
     _, out, err = output(capsys, *command, "--json", "FEDCBA")
     assert "line 1 seems to be in bb" in err
     found = json.loads(out)
-    assert "in_target_language" not in found
+    assert "other_language" not in found
     assert not any("target language" in note for note in found["notes"])
+
+
+def test_a_note_names_the_first_line_that_has_no_direction_to_the_target(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, err = output(capsys, "translate", "-m", str(model), "--to", "bb", "abc", "6543", "8765")
+    assert [line for line in err.splitlines() if "seems to be" in line] == [
+        "dragoman: line 2 seems to be in cc, which the model does not translate into bb; such "
+        "lines are translated as if they were in aa: --to names another target, --from the source"
+    ]
+
+
+def test_score_and_evaluate_warn_of_text_in_the_wrong_language(
+    model: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source, is_wrong in (("aa", False), ("bb", True), ("cc", True)):
+        files = [str(corpus / f"dev.{name}") for name in (source, "bb")]
+        for command in (
+            ["evaluate", str(model), "--src", files[0], "--ref", files[1]],
+            ["score", "-m", str(model), "--src", files[0], "--tgt", files[1]],
+        ):
+            code, _, err = output(capsys, *command, "--to", "bb", "--quiet")
+            assert code == 0
+            assert (f"of the first 12 lines of {files[0]} are in another language" in err) is (
+                is_wrong
+            )
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,12 @@ def test_a_source_is_identified_among_some_languages() -> None:
     assert found.identify("Das ist ein", ["en", "de"]) == "de"
 
 
-def test_a_text_may_be_in_the_target_language_already() -> None:
+def test_a_text_may_be_in_another_language_than_the_source() -> None:
     found, direction = chooser(*FOUR), Direction("en", "de")
-    assert found.is_in_target_language("Guten Morgen, wie geht es dir?", direction)
-    assert not found.is_in_target_language("Good morning, how are you?", direction)
-    assert not found.is_in_target_language("Bonjour, comment vas-tu ?", direction)
+    assert found.other_language("Guten Morgen, wie geht es dir?", direction) == "de"
+    assert found.other_language("Good morning, how are you?", direction) == ""
+    assert found.other_language("Bonjour, comment vas-tu ?", direction) == "fr"
     for unsure in ("", " ", "s", "Tom", "42"):
-        assert not found.is_in_target_language(unsure, direction), unsure
-    assert not found.is_in_target_language("Guten Morgen", Direction("en", "zh"))
+        assert found.other_language(unsure, direction) == "", unsure
     none = chooser(*FOUR, identifier=None)
-    assert not none.is_in_target_language("Guten Morgen, wie geht es dir?", direction)
+    assert none.other_language("Guten Morgen, wie geht es dir?", direction) == ""

@@ -302,6 +302,23 @@ def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> No
     assert max(width for _, width in translator.model.batches) <= CONFIG.data.max_length + 1
 
 
+def test_a_setting_splits_short_lines_into_sentences_too(tokenizers: Tokenizers) -> None:
+    """But not a line with a forced prefix, or for models that are without it."""
+    lines = ["Ein Mann. Eine Frau!  Ein Kind", "Ein Mann z.B. geht.", ""]
+    one_by_one = CONFIG.replace(decode={"split_sentences": True})
+    for config, options, batches in (
+        (CONFIG, {}, [2]),
+        (one_by_one, {}, [4]),
+        (one_by_one, {"prefix": "Ein Mann"}, [2]),
+    ):
+        translator = build_copying_translator(tokenizers, config)
+        found = list(translator.stream(lines, **options))
+        assert [each.text for each in found] == lines
+        assert not any(each.notes for each in found)
+        rows = sum(count for count, _ in translator.model.batches)
+        assert [rows] == batches
+
+
 def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
     """Scores are added, n-best lists joined rank by rank, and alignments joined block-
     diagonally.

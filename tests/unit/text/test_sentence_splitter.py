@@ -29,6 +29,7 @@ def joined(split: SplitText) -> str:
         ("Привет. Как дела? Хорошо.", ["Привет.", "Как дела?", "Хорошо."]),
         ("¿Qué tal? ¡Bien! Vamos.", ["¿Qué tal?", "¡Bien!", "Vamos."]),
         ("Er kam. „Gut“, sagte er. «Oui.» Non.", ["Er kam.", "„Gut“, sagte er.", "«Oui.»", "Non."]),
+        ("Er ging. »Nein!« Sie kam.", ["Er ging.", "»Nein!« Sie kam."]),
         ("Sie kam 1979. Er ging 1981.", ["Sie kam 1979.", "Er ging 1981."]),
         ("He ate cakes etc... Then he left.", ["He ate cakes etc...", "Then he left."]),
         ("They chose plan b. It worked.", ["They chose plan b.", "It worked."]),
@@ -60,6 +61,9 @@ def test_sentences_of_many_scripts(text: str, sentences: list[str]) -> None:
         "The owner (Mr. Smith) and “Dr. No” came.",
         "“Really?” (he asked) and left.",
         "“Stop!” “or else,” he said.",
+        "« Bonjour ! » dit-il en entrant.",
+        "Il a crié « Attention ! » Personne n'écoutait.",
+        "We climbed Mt. Fuji.",
     ],
 )
 def test_abbreviations_initials_and_decimals_do_not_end_a_sentence(text: str) -> None:

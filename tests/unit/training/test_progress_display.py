@@ -96,8 +96,23 @@ def test_training_line_has_loss_throughput_padding_eta_and_best() -> None:
         == "validation at step 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact "
         "· best so far"
     )
-    assert "best at step 100: BLEU 31.25" in lines[-1]
+    assert "best at step 100: loss 1.500" in lines[-1]
     assert len(lines) <= 5
+
+
+@pytest.mark.parametrize(
+    ("metric", "shown"),
+    [("loss", "loss 1.500"), ("bleu", "BLEU 31.2"), ("accuracy", "accuracy 0.875"), ("f1", "")],
+)
+def test_the_best_validation_is_shown_by_the_metric_that_chose_it(metric: str, shown: str) -> None:
+    clock, stream = Clock(), io.StringIO()
+    best = {"loss": 1.5, "bleu": 31.2, "accuracy": 0.875, "step": 100}
+    with PlainProgress(stream, clock=clock).training(steps=1000) as view:
+        view.show_validation(best, best, best_metric=metric)
+        clock.now += 6
+        view.update(record(101))
+    suffix = f"best at step 100{shown and f': {shown}'}"
+    assert suffix in stream.getvalue().splitlines()[-1].split(" · ")
 
 
 def test_only_long_phases_show_count_rate_and_eta() -> None:
@@ -207,7 +222,7 @@ def test_validation_line_marks_only_the_best() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 140])
-@pytest.mark.parametrize("best", [{}, {"step": 12_000, "bleu": 31.25}])
+@pytest.mark.parametrize("best", [{}, {"step": 12_000, "loss": 1.125}])
 def test_narrow_terminal_keeps_bar_and_eta(
     width: int, best: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

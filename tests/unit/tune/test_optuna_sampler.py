@@ -30,24 +30,26 @@ def test_nothing_is_pruned_before_four_trials_are_complete(trials: int, prunes: 
     trial = build_optuna_study(before, [DROPOUT], lower=True, seed=1).ask()
     suggest_value(trial, DROPOUT)
     trial.report(2.0, 1)
+    assert not trial.should_prune(), "never at the first validation"
+    trial.report(2.0, 2)
     assert bool(trial.should_prune()) is prunes
 
 
 @pytest.mark.parametrize(("value", "prunes"), [(0.9, False), (1.1, True)])
 def test_a_validation_is_compared_with_those_of_the_same_number(value: float, prunes: bool) -> None:
-    before = [complete(number, [1.0, 0.5, 0.1]) for number in range(4)]
+    before = [complete(number, [2.0, 1.0, 0.1]) for number in range(4)]
     trial = build_optuna_study(before, [DROPOUT], lower=True, seed=1).ask()
     suggest_value(trial, DROPOUT)
-    trial.report(value, 1)
+    trial.report(value, 2)
     assert bool(trial.should_prune()) is prunes
 
 
 @pytest.mark.parametrize(("value", "prunes"), [(0.9, True), (1.1, False)])
 def test_a_lower_metric_is_pruned_where_higher_is_better(value: float, prunes: bool) -> None:
-    before = [complete(number, [1.0]) for number in range(4)]
+    before = [complete(number, [0.5, 1.0]) for number in range(4)]
     trial = build_optuna_study(before, [DROPOUT], lower=False, seed=1).ask()
     suggest_value(trial, DROPOUT)
-    trial.report(value, 1)
+    trial.report(value, 2)
     assert bool(trial.should_prune()) is prunes
 
 
