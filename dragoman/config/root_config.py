@@ -299,6 +299,11 @@ class DecodeConfig:
         False,
         "Translate the sentences of a line one by one, for models trained on single sentences.",
     )
+    recase_capitals: bool = setting(
+        False,
+        "Translate lines in capitals in sentence case, and print the translation in capitals, for "
+        "models trained without such lines.",
+    )
 
     def problems(self) -> Iterator[str]:
         """Yield inconsistencies between fields; there are none."""

@@ -41,7 +41,14 @@ from dragoman.inference.forced_token_branches_and_head_ablation import (
     compute_branches,
     list_branches,
 )
-from dragoman.inference.long_line_segments import Segment, is_foreign, iter_texts, split_lines
+from dragoman.inference.long_line_segments import (
+    Segment,
+    is_foreign,
+    is_in_capitals,
+    iter_texts,
+    recase_capitals,
+    split_lines,
+)
 from dragoman.inference.single_batch_translator import BatchTranslator
 from dragoman.inference.translation_direction_choice import DirectionChooser
 from dragoman.inference.translation_options import TranslationOptions, parse_options
@@ -172,6 +179,11 @@ class TranslationExplainer(abc.ABC):
                 f"{batches.max_segment_tokens:,} tokens that the model translates at once; explain "
                 "the other sentences one by one."
             )
+        elif self.config.decode.recase_capitals and is_in_capitals(text):
+            explanation.missing["text"] = (
+                "The text is in capitals: it is explained as it is translated, in sentence case "
+                "(decode.recase_capitals)."
+            )
         elif sentences > 1 and not foreign:
             explanation.missing["text"] = (
                 f"The {sentences:,} sentences of this text are explained as one, while they are "
@@ -253,6 +265,8 @@ class TranslationExplainer(abc.ABC):
         Raise DataError if it has none.
         """
         texts = list(iter_texts([text]))
+        if self.config.decode.recase_capitals:
+            texts = recase_capitals(texts)
         directions = self._choose_directions(texts, options)
         [line] = split_lines(
             texts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from dragoman.text.special_tokens import UNK
 
 MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
 FOREIGN_FRACTION = 0.5  # of a line's characters outside of the vocabulary: in no language of it
+_CASED_WORD = re.compile(r"[^\W\d_]{2,}")
+_MIN_CAPITALS = 8  # letters of a line in capitals, in two words or more; fewer are abbreviations
 _TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
 
 
@@ -47,10 +50,14 @@ class SegmentedLine:
     direction: Direction | None = None  # of a multilingual model
     other_language: str = ""  # that it clearly is in, and not in that of the direction
     is_foreign: bool = False  # most of its characters are outside of the vocabulary
+    in_capitals: bool = False  # was recased: its translation is printed in capitals
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
         """Join the translations of the segments."""
         joined = self._join(answers)
+        if self.in_capitals:
+            alternatives = [replace(each, text=each.text.upper()) for each in joined.alternatives]
+            joined = replace(joined, text=joined.text.upper(), alternatives=alternatives)
         if self.direction is None:
             return joined
         source, target = self.direction
@@ -84,6 +91,36 @@ def is_foreign(ids: Sequence[int], tokenizer: Tokenizer) -> bool:
         not tokenizer.unknown_ids.isdisjoint(ids)
         and tokenizer.unknown_fraction(ids) > FOREIGN_FRACTION
     )
+
+
+def is_in_capitals(text: str) -> bool:
+    """Whether a text has words enough to tell, all of them in capitals."""
+    words = _CASED_WORD.findall(text.replace("ß", ""))  # it has no common capital
+    return (
+        len(words) > 1
+        and sum(map(len, words)) >= _MIN_CAPITALS
+        and all(word.isupper() for word in words)
+    )
+
+
+def recase_capitals(texts: Sequence[str]) -> list[str]:
+    """Return the texts, those in capitals in sentence case."""
+    return [_sentence_case(text) if is_in_capitals(text) else text for text in texts]
+
+
+def _sentence_case(text: str) -> str:
+    """Return a text in lower case, with a capital at the start of each sentence and for "I"."""
+    sentences, gaps = split_sentences(text)
+    lowered = [re.sub(r"\bi\b", "I", sentence.lower()) for sentence in sentences]
+    starts = [
+        next((at for at, letter in enumerate(sentence) if letter.isalpha()), 0)
+        for sentence in lowered
+    ]
+    cased = [
+        sentence[:at] + sentence[at : at + 1].upper() + sentence[at + 1 :]
+        for sentence, at in zip(lowered, starts, strict=True)
+    ]
+    return "".join(part + gap for part, gap in zip(cased, [*gaps, ""], strict=True))
 
 
 def split_lines(

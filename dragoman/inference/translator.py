@@ -32,6 +32,7 @@ from dragoman.inference.long_line_segments import (
     check_text_iterable,
     is_foreign,
     iter_texts,
+    recase_capitals,
     split_lines,
 )
 from dragoman.inference.single_batch_translator import BatchTranslator
@@ -228,7 +229,9 @@ class Translator(TranslationExplainer):
                     "one; use a model trained with --pair"
                 ]
             )
-        given = iter_texts(check_text_iterable(texts))
+        given = list(iter_texts(check_text_iterable(texts)))
+        if self.config.decode.recase_capitals:
+            given = recase_capitals(given)
         return [self._chooser.identify(text) for text in given]
 
     def _choose_directions(
@@ -256,6 +259,8 @@ class Translator(TranslationExplainer):
     ) -> list[int]:
         """Return the indices of texts in another language than that to translate from."""
         named = TranslationOptions(source_language=source_language, target_language=target_language)
+        if self.config.decode.recase_capitals:
+            texts = recase_capitals(texts)
         directions = self._choose_directions(texts, named)
         lines = split_lines(
             texts,
@@ -356,7 +361,9 @@ class Translator(TranslationExplainer):
         is_whole = bool(options.constraints or options.prefix or options.prefix_ids)
 
         def batches() -> Iterator[list[Segment]]:
-            for texts in buffers:
+            for given in buffers:
+                recase = self.config.decode.recase_capitals and not is_whole
+                texts = recase_capitals(given) if recase else given
                 directions = self._choose_directions(texts, options)
                 lines = split_lines(
                     texts,
@@ -368,6 +375,11 @@ class Translator(TranslationExplainer):
                 )
                 if directions is not None and not (text_only or options.source_language):
                     lines = [*map(self._check_language, lines, texts, directions)]
+                if recase:
+                    lines = [
+                        replace(line, in_capitals=True) if text != typed else line
+                        for line, text, typed in zip(lines, texts, given, strict=True)
+                    ]
                 if options.constraints:
                     _check_unsplit(lines)
                 pending_lines.extend(lines)

@@ -89,6 +89,29 @@ def test_sentences_of_a_line_are_translated_one_by_one(translator: Translator) -
     assert "text" not in translator.explain("Das ist gut.", target_language="en").missing
 
 
+def test_lines_in_capitals_are_translated_in_sentence_case(translator: Translator) -> None:
+    """As they are, they become nonsense: the training data has none."""
+    options = {"target_language": "en"}
+    typed = ["WO WOHNST DU? ICH WOHNE IN BERLIN.", "OÙ HABITES-TU ?", "NATO"]
+    recased = ["Wo wohnst du? Ich wohne in berlin.", "Où habites-tu ?"]
+    found = list(translator.stream(typed, **options))
+    expected = list(translator.stream(recased, **options))
+    for one, other in zip(found, expected, strict=False):
+        assert one.text == other.text.upper()
+        assert (one.score, one.tokens, one.source_language) == (
+            other.score,
+            other.tokens,
+            other.source_language,
+        )
+        assert [each.text for each in one.alternatives] == [one.text]
+    assert translator.translate(typed, **options) == [each.text for each in found]
+    assert translator.identify_languages(typed[:2]) == ["de", "fr"]
+    assert not translator.misplaced_lines(typed[:2], **options)
+    explanation = translator.explain(typed[1], **options)
+    assert explanation.missing["text"].startswith("The text is in capitals")
+    assert explanation.target.text == expected[1].text
+
+
 def test_languages_are_detected(translator: Translator) -> None:
     texts = ["Wo wohnst du?", "Où habites-tu ?", "Where do you live?"]
     assert translator.identify_languages(texts) == ["de", "fr", "en"]
