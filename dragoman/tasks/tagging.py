@@ -109,6 +109,7 @@ class TaggingTask(TrainingTask):
     """Tags every token of a sentence, with or without a CRF over the tags."""
 
     name = "tag"
+    learned_settings = ("scheme", "segmentation", "features")
     metrics: ClassVar[Mapping[str, bool]] = {"accuracy": True, "f1": True}
     unit = "sentences"
     text: TaggingPreprocessor
