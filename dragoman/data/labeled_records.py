@@ -29,6 +29,7 @@ FIRST_NAMES = ("a", "sentence1", "sentence_a", "premise", "text_a", "first")
 SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second")
 TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
 TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "chunks", "upos", "tag", "pos_tags", "pos")
+TOKEN_FORMATS = (".conll", ".conllu", ".iob", ".bio", ".jsonl", ".ndjson", ".json")
 MAX_RECORD_BYTES = 64 << 20  # of a JSONL line, such as a book
 MAX_NAMED_LINES = 5  # of the bad lines that were left out
 
@@ -215,7 +216,8 @@ def find_field(
     names = [str(name) for name in record.fields]
     if wanted in record.fields:
         return wanted
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(names):
+    has_numbers = any(name.isdecimal() for name in names)  # as names, such as those of CoNLL files
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(names) and not has_numbers:
         return names[int(wanted) - 1]
     found = _describe_fields(record)
     if wanted:
@@ -228,7 +230,14 @@ def find_field(
     for choice in usual:
         if choice in lower:
             return lower[choice]
-    free = [name for name in names if name not in used and name.lower() not in used]
+    taken = [value for name, value in record.fields.items() if str(name).lower() in used]
+    free = [  # a column of a CoNLL file has a number besides its name
+        name
+        for name in names
+        if name not in used
+        and name.lower() not in used
+        and not any(record.fields.get(name) is value for value in taken)
+    ]
     if not free:
         role = setting.rpartition(".")[2].lstrip("-").replace("_", " ").replace("-", " ")
         raise DataError(

@@ -18,10 +18,12 @@ from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import (
     TAG_NAMES,
+    TOKEN_FORMATS,
     TOKEN_NAMES,
     Record,
     find_field,
     find_text_field,
+    record_format,
 )
 from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
@@ -415,6 +417,13 @@ def _find_tag_fields(config: Config, record: Record) -> TagFields:
     tag = config.tag
     if tag.segmentation:
         return TagFields(find_text_field(record, config.data.text_field), "", "", ())
+    end = record_format(record.file)
+    if end not in TOKEN_FORMATS and record.fields.keys().isdisjoint(TOKEN_NAMES):
+        raise DataError(
+            f"{record.file} must be a file of tagged tokens, by its name",
+            found=f"one that ends in {end}" if end else "one without an end",
+            fix="rename it to end in .conll, .conllu or .jsonl",
+        )
     tokens = find_field(record, tag.token_field, TOKEN_NAMES, setting="tag.token_field")
     tags = find_field(record, tag.tag_field, TAG_NAMES, setting="tag.tag_field", used=(tokens,))
     column = (

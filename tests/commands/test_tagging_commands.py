@@ -52,6 +52,16 @@ def test_a_resumed_run_has_learned(folder: Path) -> None:
     assert found.tags == ("B-PER", "I-PER", "O", "O", "B-LOC", "I-LOC", "O")
 
 
+@pytest.mark.parametrize(("name", "found"), [("a.txt", "ends in .txt"), ("a", "without an end")])
+def test_the_name_of_a_file_must_end_in_its_format(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, found: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes((folder / "test.conll").read_bytes())
+    assert main(["evaluate", str(folder / "model"), "--test", str(path)]) == 2
+    assert f"{found}; rename it to end in .conll, .conllu or .jsonl" in capsys.readouterr().err
+
+
 def test_texts_are_tagged_in_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(folder / "model")
     assert main(["predict", "-m", model, "--device", "cpu", "Emil sees", "in Celle"]) == 0
