@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -49,6 +51,8 @@ from dragoman.text.tag_schemes import allowed_pairs, is_span_tag
 from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
+
+logger = logging.getLogger(__name__)
 
 CHARACTER_STEP = 8  # characters are padded to a multiple of it, so that few shapes occur
 MAX_GOLDEN_TOKENS = 60
@@ -137,7 +141,14 @@ class TaggingTask(TrainingTask):
                 found="none",
                 fix="check the files of --train",
             )
-        return TaggingPreprocessor.build(config, sentences)
+        text = TaggingPreprocessor.build(config, sentences)
+        if len(text.labels) < 2:
+            raise DataError(
+                "the training data must have at least 2 tags",
+                found=", ".join(text.labels.names),
+                fix="check data.train and tag.tag_field",
+            )
+        return text
 
     @classmethod
     def load_text(cls, config: Config, files: Mapping[str, bytes]) -> TaggingPreprocessor:
@@ -183,8 +194,34 @@ class TaggingTask(TrainingTask):
         return model
 
     def encode(self, records: Iterable[Record]) -> InMemoryExamples:
-        """Return tagged sentences as arrays; raise DataError for a bad record."""
-        return self.encode_sentences(read_sentences(self.config, records, self._find))
+        """Return tagged sentences as arrays; raise DataError for a bad record.
+
+        Warn of tags that training did not have; raise DataError if there are no others.
+        """
+        tags: Counter[str] = Counter()
+
+        def count() -> Iterator[TaggedSentence]:
+            for sentence in read_sentences(self.config, records, self._find):
+                tags.update(sentence.tags)
+                yield sentence
+
+        store = self.encode_sentences(count())
+        unknown = {tag: count for tag, count in tags.items() if not self.text.knows_tag(tag)}
+        named = ", ".join(list(unknown)[:5]) + (", …" if len(unknown) > 5 else "")
+        if unknown and len(unknown) == len(tags):
+            raise DataError(
+                "the files must have tags of the training data",
+                found=f"only others: {named}",
+                fix="name the field of the tags: --set tag.tag_field=NAME",
+            )
+        if unknown:
+            logger.warning(
+                "%s of %s tags are not among those of training, and count as wrong: %s",
+                f"{sum(unknown.values()):,}",
+                f"{tags.total():,}",
+                named,
+            )
+        return store
 
     def encode_sentences(self, sentences: Iterable[TaggedSentence]) -> InMemoryExamples:
         """Return sentences as arrays; without tags they get the first tag."""
