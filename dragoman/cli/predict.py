@@ -216,6 +216,7 @@ class InputRecords:
         else:
             with open(path, "rb") as file:
                 lines = open_stream_lines(file, str(path))
+                self._ready = getattr(lines, "ready", self._ready)
                 yield from number_lines(path, _note_json_lines(path, lines))
 
 
