@@ -104,6 +104,12 @@ def evaluate_task(
         each._replace(signature="|".join(filter(None, [each.signature, _version()])))
         for each in task.scores(metrics)
     ]
+    if not signed:
+        raise DataError(
+            f"{' and '.join(map(str, files))} must have labels or scores, as in training",
+            found=f"none in {len(store):,} {task.unit}",
+            fix=f"name their fields (dragoman settings {task.name})",
+        )
     return TaskEvaluation(
         task=task.name,
         scores=signed,

@@ -124,6 +124,10 @@ def test_sentence_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith("same\t")
     assert main(named) == 2
     assert "name them: --text-field id --text-field x" in capsys.readouterr().err
+    (tmp_path / "bare.csv").write_text("a,b\na dog runs,the dog runs\n")
+    assert main(["evaluate", str(out), "--test", str(tmp_path / "bare.csv")]) == 2
+    found = "bare.csv must have labels or scores, as in training; found none in 1 pairs; name their"
+    assert found in capsys.readouterr().err
     (tmp_path / "bad.jsonl").write_text(lines[0] + "\n" + '{"a": "x", "relatedness": 2}\n')
     assert train(tmp_path / "none", "--task", "pairs", "--train", str(tmp_path / "bad.jsonl")) == 2
     assert "bad.jsonl line 2" in capsys.readouterr().err
