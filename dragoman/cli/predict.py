@@ -179,6 +179,13 @@ class InputRecords:
                     "out the rest"
                 ]
             )
+        if len(set(text_fields)) < len(text_fields):
+            raise ConfigError(
+                [
+                    "--text-field must name two different fields; found "
+                    f"{text_fields[0]} twice; name the other sentence"
+                ]
+            )
         self._paths, self._predictor = paths, predictor
         self._fields = dict(zip(predictor.record_fields, text_fields, strict=False))
         self._is_interactive = is_interactive
