@@ -85,7 +85,8 @@ def evaluate(
 
     if read_task(model) != "translate":
         translation = {"--src": src, "--ref": ref, "--beam": beam, "--tokenize": tokenize}
-        translation |= {"--to": to, "--from": from_}
+        translation |= {"--to": to, "--from": from_, "--tgt-lang": tgt_lang}
+        translation |= {"--lowercase": lowercase, "--length-penalty": length_penalty is not None}
         _evaluate_task(
             model,
             test or [],

@@ -7,7 +7,7 @@ import select
 import stat
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -115,7 +115,7 @@ class InputFiles:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self.read = 0  # lines yielded so far
-        self._may_block = False  # whether lines come from a pipe
+        self._ready: Callable[[], bool] = lambda: False  # of the file that is read
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines of all files."""
@@ -126,7 +126,7 @@ class InputFiles:
 
     def ready(self) -> bool:
         """Whether another line can be read without blocking."""
-        return not self._may_block
+        return self._ready()
 
     def count(self) -> int | None:
         """Return the number of lines of all files; None if one can be read only once."""
@@ -142,14 +142,20 @@ class InputFiles:
 
     def _lines(self, path: Path) -> Iterator[str]:
         """Yield one file's lines."""
-        self._may_block = str(path) == "-" or not path.is_file()
         if str(path) == "-":
-            yield from open_stream_lines(sys.stdin.buffer)
-        elif self._may_block:
+            yield from self._stream_lines(sys.stdin.buffer)
+        elif not path.is_file():
             with open(path, "rb") as stream:
-                yield from open_stream_lines(stream, str(path))
+                yield from self._stream_lines(stream, str(path))
         else:
+            self._ready = lambda: True
             yield from decode_lines(_iter_raw_lines(FileStream(path)), str(path))
+
+    def _stream_lines(self, stream: BinaryIO, *name: str) -> Iterable[str]:
+        """Return the lines of a pipe."""
+        lines = open_stream_lines(stream, *name)
+        self._ready = getattr(lines, "ready", lambda: False)
+        return lines
 
 
 def check_inputs(paths: Sequence[Path]) -> list[Path]:

@@ -179,6 +179,13 @@ class InputRecords:
                     "out the rest"
                 ]
             )
+        if len(set(text_fields)) < len(text_fields):
+            raise ConfigError(
+                [
+                    "--text-field must name two different fields; found "
+                    f"{text_fields[0]} twice; name the other sentence"
+                ]
+            )
         self._paths, self._predictor = paths, predictor
         self._fields = dict(zip(predictor.record_fields, text_fields, strict=False))
         self._is_interactive = is_interactive
@@ -216,6 +223,7 @@ class InputRecords:
         else:
             with open(path, "rb") as file:
                 lines = open_stream_lines(file, str(path))
+                self._ready = getattr(lines, "ready", self._ready)
                 yield from number_lines(path, _note_json_lines(path, lines))
 
 

@@ -35,11 +35,12 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
     Fields are the columns' numbers from "1", and by the customs of the shared tasks "tokens" for
     the first, "tags" for the last and "pos" for the second of three or more. Sentences may be
     separated by -DOCSTART- lines too. Comments, "# …" before a sentence, are left out where they
-    have another number of columns, for "#" may be a token. A sentence with a bad line is skipped;
-    the line is reported.
+    have another number of columns, for "#" may be a token. All sentences have as many columns as
+    the first. One with a bad line is skipped; the line is reported.
     """
     rows: list[list[str]] = []
     first = 0
+    width, first_of_file = 0, 0  # columns of the first sentence, and its line
     skips = False  # the rest of a sentence with a bad line
     for number, line in enumerate(itertools.chain(lines, [""]), 1):
         if isinstance(line, BadLine):
@@ -60,8 +61,13 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
                 first = number
             rows.append(columns)
         elif rows or skips:
-            if not skips:
+            is_comment = all(row[0] == _COMMENT for row in rows)
+            if not (width or skips or is_comment):
+                width, first_of_file = len(rows[0]), first
+            if not skips and (not width or len(rows[0]) == width):
                 yield Record(path, first, _name_columns(rows))
+            elif not skips and not is_comment:
+                yield _bad_width(path, first, width, len(rows[0]), first_of_file)
             rows, skips = [], False
 
 
@@ -120,6 +126,17 @@ def _bad_columns(path: Path, number: int, must: int, found: int, first: int) -> 
         f"must have {must} columns, as line {first}, where its sentence begins",
         str(found),
         "repair the line, or end the sentence before it by an empty line",
+    )
+
+
+def _bad_width(path: Path, number: int, must: int, found: int, first: int) -> BadLine:
+    return BadLine(
+        path,
+        number,
+        "broken",
+        f"must have {must} columns, as line {first}",
+        str(found),
+        "add or remove columns",
     )
 
 

@@ -29,6 +29,7 @@ FIRST_NAMES = ("a", "sentence1", "sentence_a", "premise", "text_a", "first")
 SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second")
 TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
 TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "chunks", "upos", "tag", "pos_tags", "pos")
+TOKEN_FORMATS = (".conll", ".conllu", ".iob", ".bio", ".jsonl", ".ndjson", ".json")
 MAX_RECORD_BYTES = 64 << 20  # of a JSONL line, such as a book
 MAX_NAMED_LINES = 5  # of the bad lines that were left out
 
@@ -215,7 +216,9 @@ def find_field(
     names = [str(name) for name in record.fields]
     if wanted in record.fields:
         return wanted
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(names):
+    # Whether numbers are names of other columns than in their places, as in CoNLL files.
+    has_numbers = any(name.isdecimal() and str(at) != name for at, name in enumerate(names, 1))
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(names) and not has_numbers:
         return names[int(wanted) - 1]
     found = _describe_fields(record)
     if wanted:
@@ -228,7 +231,14 @@ def find_field(
     for choice in usual:
         if choice in lower:
             return lower[choice]
-    free = [name for name in names if name not in used and name.lower() not in used]
+    taken = [value for name, value in record.fields.items() if str(name).lower() in used]
+    free = [  # a column of a CoNLL file has a number besides its name
+        name
+        for name in names
+        if name not in used
+        and name.lower() not in used
+        and not any(record.fields.get(name) is value for value in taken)
+    ]
     if not free:
         role = setting.rpartition(".")[2].lstrip("-").replace("_", " ").replace("-", " ")
         raise DataError(
@@ -436,8 +446,8 @@ def _read_table(
                 continue
             _check_header(path, row.number, values)
             is_header = _is_header(values, fields)
-            names = (
-                [value.strip() for value in values]
+            names = (  # a column without a name, such as the index of a data frame, has its number
+                [value.strip() or str(number) for number, value in enumerate(values, 1)]
                 if is_header
                 else [str(number) for number in range(1, len(values) + 1)]
             )
@@ -454,14 +464,17 @@ def _read_table(
 def _is_header(values: Sequence[str], fields: Collection[str]) -> bool:
     """Whether a first row names the columns: distinct names, one usual or one of `fields`.
 
-    Of the names of sentence pairs, such as "first", both are needed.
+    One column may have no name if two others are usual ones. Of the names of sentence pairs, such
+    as "first", both are needed.
     """
     names = [value.strip().lower() for value in values]
     known = {*_TEXT_NAMES, *_LABEL_NAMES, "a", "b", "sentence1", "sentence2", "premise", "id"}
     known |= {field.lower() for field in fields if not field.isdecimal()}  # no column's number
     is_pair = not {*FIRST_NAMES}.isdisjoint(names) and not {*SECOND_NAMES}.isdisjoint(names)
     is_known = is_pair or not known.isdisjoint(names)
-    return len(set(names)) == len(names) and all(names) and is_known
+    if "" in names:
+        is_known = is_pair or len(known.intersection(names)) > 1
+    return len(set(names)) == len(names) and is_known
 
 
 def _check_header(path: Path, number: int, values: Sequence[str]) -> None:

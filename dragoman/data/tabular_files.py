@@ -102,17 +102,20 @@ def read_csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableR
     )
     while True:
         start, problem, values = 0, "", None
+        must = "must be a row of CSV"
+        fix = 'write a quote inside a field as ""; close every quote'
         try:
             values = next(reader, None)
         except csv.Error as error:
             problem = f"{error} (by line {fed})"
+            if "new-line character" in str(error):
+                must, problem = "must end in LF or CRLF", "a carriage return (CR) inside"
+                fix = (
+                    f"convert the file: tr '\\r' '\\n' < {path.name} > {path.stem}.lf{path.suffix}"
+                )
         yield from before
         before.clear()
         if problem:
-            must, fix = (
-                "must be a row of CSV",
-                'write a quote inside a field as ""; close every quote',
-            )
             yield BadLine(path, start, "broken", must, problem, fix)
         elif inside:
             found = f"{inside[0].found} (by line {inside[0].number})"

@@ -67,8 +67,10 @@ class Sampling:
             problems.append(
                 f"epsilon must be at least 0 and less than 1; found {self.epsilon}; try 0.02"
             )
-        if not 0 <= self.seed < 2**63:
-            problems.append(f"seed must be 0 to 2**63 - 1; found {self.seed}; try 1")
+        if not hasattr(self.seed, "__index__") or not 0 <= self.seed < 2**63:
+            problems.append(
+                f"seed must be an integer from 0 to 2**63 - 1; found {self.seed!r}; try 1"
+            )
         if self.samples < 1:
             problems.append(f"samples must be at least 1; found {self.samples}; try 1")
         if problems:

@@ -31,7 +31,7 @@ from dragoman.doctor.check_result import (
 from dragoman.runtime.device import choose_device
 from dragoman.tasks.non_translation_task import load_task
 
-BF16_TOLERANCE = 0.1  # of a probability or score
+BF16_TOLERANCE = 0.1  # of a probability, and a fraction of a larger score or log-probability
 
 
 class TaskModelUnderTest:
@@ -126,7 +126,7 @@ def check_bfloat16(subject: TaskModelUnderTest) -> Measurement:
     with torch.autocast(subject.device.type, dtype=torch.bfloat16):
         found = subject.outputs(subject.inputs)
     numbers = [
-        abs(one - other)
+        largest_difference(one, other)
         for alone, half in zip(subject.single_outputs, found, strict=True)
         for one, other in zip(_numbers(alone), _numbers(half), strict=False)
     ]

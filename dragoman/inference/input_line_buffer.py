@@ -1,8 +1,8 @@
 """Buffers of input lines for streaming: lines of a buffer are batched together by length.
 
 A large buffer pads little; a small one has low latency. Lines that are available are read a whole
-buffer at a time. Where a process that writes the input may wait for translations before writing
-more, the first buffers are small.
+buffer at a time, and no line waits for others: a process that writes the input may wait for its
+translation before writing more. Where it is unknown what is available, the first buffers are small.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from dragoman.inference.long_line_segments import iter_texts
 
-FIRST_BUFFER_LINES = 32  # lines that are read before the first translations
+FIRST_BUFFER_LINES = 32  # lines before the first translations, if it is unknown what is available
 MAX_BUFFER_CHARS = 1 << 22  # so that a buffer of long lines does not fill the memory
 # If it is unknown whether more lines are available, each buffer is this many times as large as the
 # last, and from so many lines on the next buffer is read while the last is translated.
@@ -44,7 +44,8 @@ class LineBuffers(Generic[LineT]):
     ) -> None:
         self._lines: Iterator[LineT] = check(lines)
         self._ready, self._max_lines, self._size = get_ready_check(lines), max_lines, size
-        self._min_lines = min(first, max_lines)  # lines to wait for
+        # Lines to wait for. A line is not available before its writer has written it.
+        self._min_lines = 1 if self._ready else min(first, max_lines)
         self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[Iterator[list[LineT]]]:
@@ -58,7 +59,7 @@ class LineBuffers(Generic[LineT]):
             yield buffer
             if not (self._ready() if self._ready else len(buffer) >= _STEADY_BUFFER_LINES):
                 return
-            buffer = self._read_buffer(1 if self._ready else self._min_lines)
+            buffer = self._read_buffer(self._min_lines)
 
     def _read_buffer(self, min_lines: int) -> list[LineT]:
         """Read `min_lines` lines, and more up to a full buffer while they are available."""

@@ -104,6 +104,12 @@ def evaluate_task(
         each._replace(signature="|".join(filter(None, [each.signature, _version()])))
         for each in task.scores(metrics)
     ]
+    if not signed:
+        raise DataError(
+            f"{' and '.join(map(str, files))} must have labels or scores, as in training",
+            found=f"none in {len(store):,} {task.unit}",
+            fix=f"name their fields (dragoman settings {task.name})",
+        )
     return TaskEvaluation(
         task=task.name,
         scores=signed,
@@ -149,7 +155,18 @@ def override_settings(task: TrainingTask, overrides: Sequence[str]) -> TrainingT
                 f"found {wrong[0]!r:.60}; leave it out"
             ]
         )
-    changed = type(task)(task.override_config(overrides), task.text)
+    config = task.override_config(overrides)
+    for name in task.learned_settings:
+        trained, found = (getattr(getattr(each, task.name), name) for each in (task.config, config))
+        if found != trained:
+            raise ConfigError(
+                [
+                    f"{task.name}.{name} must be that of training in an evaluation; found "
+                    f"{found!s:.60} instead of {trained!s:.60}; leave it out, or train another "
+                    "model"
+                ]
+            )
+    changed = type(task)(config, task.text)
     if _weight_shapes(changed) != _weight_shapes(task):
         raise ConfigError(
             [

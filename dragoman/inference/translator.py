@@ -292,8 +292,9 @@ class Translator(TranslationExplainer):
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translate lines as they come, in order, each as soon as it and those before it are ready.
 
-        The first 32 are translated before more are read, unless more are available already: in a
-        list, a regular file, or an iterable with a method `ready` that returns True.
+        No line waits for others in a list, a regular file, or an iterable with a method `ready`,
+        which returns whether another is available. Of other iterables the first 32 are translated
+        together.
         """
         chosen = parse_options(options)
         buffers: LineBuffers[str] = LineBuffers(

@@ -461,6 +461,10 @@ class TaskBuilder(RunBuilder):
                 return "-i FILE.jsonl"
             element: Any = 1 if features == 1 else [1] * features
             return f"'{json.dumps([element, element])}'"
+        if self.config.task == "tag" and self.config.tag.input_field:
+            return "-i FILE.conll"
+        if self.config.task == "language" and command == "predict":
+            return '"… <mask> …"'
         return '--prompt "…"' if command == "generate" else '"…"'
 
 

@@ -421,8 +421,13 @@ class MaskedLanguageTask(LanguageTask):
         return self.text.encode_prompt(text)
 
     def _token_text(self, token: int) -> str:
-        """Return a token as text; of a byte that is no character, its number."""
-        return self.text.decoder([]).push(token).strip() or f"<{token}>"
+        """Return a token as text; a space as "␣", and a byte that is no character by its name."""
+        if text := self.text.decoder([]).push(token).strip():
+            return text
+        if not isinstance(self.text, SubwordTokenizer):
+            return f"<{token}>"
+        [name] = self.text.tokenizer.tokens([token])
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", "␣")
 
 
 def _evaluation_rows(

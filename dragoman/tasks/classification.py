@@ -608,7 +608,7 @@ def _index(record: Record, labels: Labels, name: str, what: str) -> int:
             if what[0] in "ae"
             else f"must have a {what} of the training data",
             repr(name),
-            f"known are {known}",
+            f"use one of {known}, or leave the record out",
         )
     return labels.index(name)
 

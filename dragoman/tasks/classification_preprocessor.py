@@ -323,6 +323,14 @@ class TargetReader:
                 f"{empty:,}",
                 f"{self.examples:,}",
             )
+        spaced = [name for name in sorted(self.counts) if name.strip() != name]
+        if alike := [name for name in spaced if name.strip() in self.counts]:
+            logger.warning(
+                "labels that differ in white space only are learned as different ones: %r and %r; "
+                "write them alike",
+                alike[0],
+                alike[0].strip(),
+            )
         if config.classify.attribute_field and not self.attributes:
             raise DataError(
                 "the training data must have attributes",

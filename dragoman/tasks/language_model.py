@@ -92,6 +92,7 @@ class LanguageTask(TrainingTask):
     """Predict every token of a text from those before it."""
 
     name = "language"
+    learned_settings = ("objective",)
     metrics: ClassVar[Mapping[str, bool]] = {"perplexity": False, "bits_per_byte": False}
     unit = "texts"
     max_epochs: ClassVar[float] = 200.0  # recipes train for about as many on WikiText-2

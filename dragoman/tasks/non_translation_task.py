@@ -63,6 +63,8 @@ class TrainingTask(abc.ABC):
     metrics: ClassVar[Mapping[str, bool]] = {}
     unit: ClassVar[str] = "examples"  # the unit of an epoch, in messages
     max_epochs: ClassVar[float] = 0.0  # of a recipe's own number of steps; 0 for any number
+    # Settings of its section that an evaluation cannot change, besides those of weights' shapes.
+    learned_settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Config, text: Any) -> None:
         self.config, self.text = config, text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -18,10 +20,12 @@ from dragoman.data.collate import TensorBatch
 from dragoman.data.in_memory_examples import InMemoryExamples
 from dragoman.data.labeled_records import (
     TAG_NAMES,
+    TOKEN_FORMATS,
     TOKEN_NAMES,
     Record,
     find_field,
     find_text_field,
+    record_format,
 )
 from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
@@ -47,6 +51,8 @@ from dragoman.text.tag_schemes import allowed_pairs, is_span_tag
 from dragoman.training.bf16_mixed_precision import Precision
 from dragoman.training.progress_display import Progress
 from dragoman.training.task_protocol import Loss
+
+logger = logging.getLogger(__name__)
 
 CHARACTER_STEP = 8  # characters are padded to a multiple of it, so that few shapes occur
 MAX_GOLDEN_TOKENS = 60
@@ -109,6 +115,7 @@ class TaggingTask(TrainingTask):
     """Tags every token of a sentence, with or without a CRF over the tags."""
 
     name = "tag"
+    learned_settings = ("scheme", "segmentation", "features")
     metrics: ClassVar[Mapping[str, bool]] = {"accuracy": True, "f1": True}
     unit = "sentences"
     text: TaggingPreprocessor
@@ -134,7 +141,14 @@ class TaggingTask(TrainingTask):
                 found="none",
                 fix="check the files of --train",
             )
-        return TaggingPreprocessor.build(config, sentences)
+        text = TaggingPreprocessor.build(config, sentences)
+        if len(text.labels) < 2:
+            raise DataError(
+                "the training data must have at least 2 tags",
+                found=", ".join(text.labels.names),
+                fix="check data.train and tag.tag_field",
+            )
+        return text
 
     @classmethod
     def load_text(cls, config: Config, files: Mapping[str, bytes]) -> TaggingPreprocessor:
@@ -180,8 +194,34 @@ class TaggingTask(TrainingTask):
         return model
 
     def encode(self, records: Iterable[Record]) -> InMemoryExamples:
-        """Return tagged sentences as arrays; raise DataError for a bad record."""
-        return self.encode_sentences(read_sentences(self.config, records, self._find))
+        """Return tagged sentences as arrays; raise DataError for a bad record.
+
+        Warn of tags that training did not have; raise DataError if there are no others.
+        """
+        tags: Counter[str] = Counter()
+
+        def count() -> Iterator[TaggedSentence]:
+            for sentence in read_sentences(self.config, records, self._find):
+                tags.update(sentence.tags)
+                yield sentence
+
+        store = self.encode_sentences(count())
+        unknown = {tag: count for tag, count in tags.items() if not self.text.knows_tag(tag)}
+        named = ", ".join(list(unknown)[:5]) + (", …" if len(unknown) > 5 else "")
+        if unknown and len(unknown) == len(tags):
+            raise DataError(
+                "the files must have tags of the training data",
+                found=f"only others: {named}",
+                fix="name the field of the tags: --set tag.tag_field=NAME",
+            )
+        if unknown:
+            logger.warning(
+                "%s of %s tags are not among those of training, and count as wrong: %s",
+                f"{sum(unknown.values()):,}",
+                f"{tags.total():,}",
+                named,
+            )
+        return store
 
     def encode_sentences(self, sentences: Iterable[TaggedSentence]) -> InMemoryExamples:
         """Return sentences as arrays; without tags they get the first tag."""
@@ -414,6 +454,13 @@ def _find_tag_fields(config: Config, record: Record) -> TagFields:
     tag = config.tag
     if tag.segmentation:
         return TagFields(find_text_field(record, config.data.text_field), "", "", ())
+    end = record_format(record.file)
+    if end not in TOKEN_FORMATS and record.fields.keys().isdisjoint(TOKEN_NAMES):
+        raise DataError(
+            f"{record.file} must be a file of tagged tokens, by its name",
+            found=f"one that ends in {end}" if end else "one without an end",
+            fix="rename it to end in .conll, .conllu or .jsonl",
+        )
     tokens = find_field(record, tag.token_field, TOKEN_NAMES, setting="tag.token_field")
     tags = find_field(record, tag.tag_field, TAG_NAMES, setting="tag.tag_field", used=(tokens,))
     column = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections import Counter
@@ -27,6 +28,8 @@ from dragoman.text.tag_schemes import (
 )
 from dragoman.text.vocabulary_and_labels import Labels, Vocabulary, build_vocabulary, normalize_text
 from dragoman.text.word_vectors import WordVectors, read_word_vectors
+
+logger = logging.getLogger(__name__)
 
 PLAIN = "plain"
 UNKNOWN = "<unknown>"  # type or label that training did not have
@@ -204,6 +207,12 @@ class TaggingPreprocessor:
             for tag in convert_tags(tags, self.trained_scheme)
         ]
 
+    def knows_tag(self, tag: str) -> bool:
+        """Whether training had a tag, or a span of its type."""
+        prefix, kind = split_tag(tag)
+        is_span = self.trained_scheme == "iobes" and kind
+        return (f"{prefix}-{kind}" if is_span else tag) in self.labels
+
     def tags_of(self, ids: Sequence[int]) -> list[str]:
         """Return the tags of ids in the scheme of the training files."""
         names = self.names
@@ -303,7 +312,15 @@ def _find_scheme(tag: TagConfig, sentences: Iterable[TaggedSentence]) -> str:
     detector = SchemeDetector()
     for sentence in sentences:
         detector.add(sentence.tags)
-    return detector.scheme()
+    scheme = detector.scheme()
+    if scheme == PLAIN and (wrong := detector.misfits()):
+        logger.warning(
+            "the tags are learned as labels without spans, because of those without a prefix and a "
+            "type: %s; correct them (--set tag.scheme=iob2 names the first line), or set "
+            "tag.scheme=plain",
+            ", ".join(map(repr, wrong[:5])) + (", …" if len(wrong) > 5 else ""),
+        )
+    return scheme
 
 
 def _build_labels(scheme: str, sentences: Iterable[TaggedSentence]) -> Labels:

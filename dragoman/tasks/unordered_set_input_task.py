@@ -113,6 +113,7 @@ class SetsTask(TrainingTask):
     """Regression, classification, counting or clustering of sets."""
 
     name = "sets"
+    learned_settings = ("problem",)
     metrics = {  # noqa: RUF012 - as the base declares it
         "mae": False,
         "mse": False,

@@ -11,10 +11,12 @@ Ramshaw and Marcus (1995); Tjong Kim Sang and Veenstra (1999).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 OUTSIDE = "O"
+_MAX_MISFITS = 0.1  # for each tag with a type: more are no mistakes
 SCHEMES = ("plain", "iob1", "iob2", "iobes", "bmes")
 # Other letters for the same positions in a span: BMES and BILOU.
 _PREFIXES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
@@ -112,6 +114,8 @@ class SchemeDetector:
 
     def __init__(self) -> None:
         self._prefixes: set[str] = set()
+        self._num_typed = 0
+        self._misfits: Counter[str] = Counter()  # neither O nor a prefix with a type
         self._is_plain = False
         self._has_typeless = False
         self._starts_with_inside = False
@@ -121,7 +125,11 @@ class SchemeDetector:
         previous = OUTSIDE
         for tag in tags:
             prefix, dash, kind = tag.partition("-")
-            self._is_plain |= not is_span_tag(tag)
+            is_span = is_span_tag(tag)
+            self._num_typed += is_span and bool(dash)
+            if tag != OUTSIDE and not (is_span and dash):
+                self._misfits[tag] += 1
+            self._is_plain |= not is_span
             self._prefixes.add(prefix)
             self._has_typeless |= tag != OUTSIDE and not dash
             if prefix == "I" and previous.partition("-")[2] != kind:
@@ -138,6 +146,11 @@ class SchemeDetector:
         if inner <= {"B", "I"}:
             return "iob1" if self._starts_with_inside else "iob2"
         return "iobes"
+
+    def misfits(self) -> list[str]:
+        """Return the tags for which the scheme is "plain" where nearly all others are of spans."""
+        is_rare = self._misfits.total() < _MAX_MISFITS * self._num_typed
+        return [tag for tag, _ in self._misfits.most_common()] if is_rare else []
 
 
 def allowed_pairs(labels: Sequence[str]) -> tuple[list[bool], list[list[bool]], list[bool]]:

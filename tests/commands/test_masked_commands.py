@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
 from pathlib import Path
@@ -42,7 +44,9 @@ def masked_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     command += ["--train", write_text(folder / "train.txt", 100)]
     command += ["--valid", write_text(folder / "valid.txt", 10)]
     command += [f"--set={each}" for each in settings]
-    assert main([*command, "--out", str(folder / "model")]) == 0
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        assert main([*command, "--out", str(folder / "model")]) == 0
+    assert f'try: dragoman predict -m {folder / "model"} "… <mask> …"' in err.getvalue()
     return folder / "model"
 
 

@@ -58,6 +58,11 @@ def test_sets_of_a_file(counted: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out)["value"] == pytest.approx(found[0], rel=1e-4)
     assert main(["predict", "-m", str(out), "-i", str(counted / "valid.jsonl")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 40
+    (counted / "gap.txt").write_text("[1, 2, 3]\n\n")
+    assert main(["predict", "-m", str(out), "-i", str(counted / "gap.txt")]) == 0
+    captured = capsys.readouterr()
+    assert [bool(line) for line in captured.out.split("\n")] == [True, False, False]
+    assert "line 2: the line is empty: there is no set" in captured.err
     assert main(["predict", "-m", str(out), "one"]) == 2
     assert "must be a JSON list of numbers; found 'one'" in capsys.readouterr().err
     assert main(["verify", str(out)]) == 0
@@ -122,8 +127,14 @@ def test_sentence_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     named = ["predict", "-m", str(out), "-i", str(tmp_path / "named.csv")]
     assert main([*named, "--text-field", "x", "--text-field", "y"]) == 0
     assert capsys.readouterr().out.startswith("same\t")
+    assert main([*named, "--text-field", "x", "--text-field", "x"]) == 2
+    assert "must name two different fields; found x twice;" in capsys.readouterr().err
     assert main(named) == 2
     assert "name them: --text-field id --text-field x" in capsys.readouterr().err
+    (tmp_path / "bare.csv").write_text("a,b\na dog runs,the dog runs\n")
+    assert main(["evaluate", str(out), "--test", str(tmp_path / "bare.csv")]) == 2
+    found = "bare.csv must have labels or scores, as in training; found none in 1 pairs; name their"
+    assert found in capsys.readouterr().err
     (tmp_path / "bad.jsonl").write_text(lines[0] + "\n" + '{"a": "x", "relatedness": 2}\n')
     assert train(tmp_path / "none", "--task", "pairs", "--train", str(tmp_path / "bad.jsonl")) == 2
     assert "bad.jsonl line 2" in capsys.readouterr().err

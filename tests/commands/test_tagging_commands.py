@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,10 +56,42 @@ def test_a_resumed_run_has_learned(folder: Path) -> None:
     assert found.tags == ("B-PER", "I-PER", "O", "O", "B-LOC", "I-LOC", "O")
 
 
+@pytest.mark.parametrize(("name", "found"), [("a.txt", "ends in .txt"), ("a", "without an end")])
+def test_the_name_of_a_file_must_end_in_its_format(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, found: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes((folder / "test.conll").read_bytes())
+    assert main(["evaluate", str(folder / "model"), "--test", str(path)]) == 2
+    assert f"{found}; rename it to end in .conll, .conllu or .jsonl" in capsys.readouterr().err
+
+
 def test_texts_are_tagged_in_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(folder / "model")
     assert main(["predict", "-m", model, "--device", "cpu", "Emil sees", "in Celle"]) == 0
     assert capsys.readouterr().out == "Emil/B-PER sees/O\nin/O Celle/B-LOC\n"
+
+
+@pytest.mark.parametrize("source", [[], ["--input", "PIPE"]])
+def test_a_line_of_an_open_pipe_is_tagged_before_the_next_is_written(
+    folder: Path, tmp_path: Path, source: list[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    given = [str(pipe) if each == "PIPE" else each for each in source]
+    command = [sys.executable, "-m", "dragoman", "predict", "-m", str(folder / "model"), *given]
+    with subprocess.Popen(
+        [*command, "--device", "cpu"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with open(pipe, "w", encoding="utf-8") if source else process.stdin as text:
+            for line, tagged in (("Emil sees", "Emil/B-PER sees/O"), ("Emil", "Emil/B-PER")):
+                text.write(f"{line}\n")
+                text.flush()
+                assert select.select([process.stdout], [], [], 60)[0], "it waits for more lines"
+                assert process.stdout.readline() == f"{tagged}\n"
+    assert process.returncode == 0
 
 
 def test_several_labels_are_for_models_with_labels(

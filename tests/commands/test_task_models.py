@@ -123,6 +123,9 @@ def test_doctor(model, test_file, capsys):
         (["--test", "FILE", "--beam", "2"], "--beam is for translators"),
         (["--test", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--hyp", "h"], "--hyp writes the predictions of --test; found no --test"),
+        (["--test", "FILE", "--lowercase"], "--lowercase is for translators; found it for a model"),
+        (["--test", "FILE", "--length-penalty", "0"], "--length-penalty is for translators; found"),
+        (["--test", "FILE", "--tgt-lang", "de"], "--tgt-lang is for translators; found it for a"),
         (["--test", "FILE", "--hyp", "FILE"], "--hyp"),
         (
             ["--test", "FILE", "--set", "model.width=3"],

@@ -244,8 +244,9 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
     ) -> Iterator[PredictionT]:
         """Yield predictions in order, as inputs come, in bounded memory.
 
-        The first 32 are predicted before more are read, unless more are available already: in a
-        list, a regular file, or an iterable with a method `ready` that returns True.
+        No input waits for others in a list, a regular file, or an iterable with a method `ready`,
+        which returns whether another is available. Of other iterables the first 32 are predicted
+        together.
         """
         for name, value in (("batch_size", batch_size), ("buffer_size", buffer_size)):
             if value is not None and (not isinstance(value, int) or value < 1):

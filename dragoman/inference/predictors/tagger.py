@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,7 +31,10 @@ EMPTY_NOTE = "the text has no tokens: there is nothing to tag"
 # memory of self-attention grow with the square of the length.
 MAX_TOKENS = 1024
 TaggerInput = str | Sequence[str] | TaggedSentence
-"""A text, its tokens, or tokens with the further column that the model reads."""
+"""A text, its tokens, or tokens with the further column that the model reads.
+
+The last may be given as a dictionary too, with the fields of a JSONL file.
+"""
 
 
 class TaggedSpan(NamedTuple):
@@ -111,7 +115,10 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
 
     def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[TaggerInput]:
         """Yield the inputs; raise DataError for the first that is no sentence."""
-        for number, each in enumerate(inputs, 1):
+        for number, given in enumerate(inputs, 1):
+            each = given
+            if isinstance(given, Mapping):
+                each = self.read_record(Record(Path("input"), number, given))
             is_list = isinstance(each, (list, tuple)) and all(isinstance(x, str) for x in each)
             if not (is_list or isinstance(each, (str, TaggedSentence))):
                 raise DataError(
@@ -130,7 +137,8 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
                 raise DataError(
                     f"this model reads {field!r} of every token, its tag.input_field",
                     found=f"sentence {number} without it",
-                    fix=f"pass JSONL or CoNLL with a field {field!r}",
+                    fix=f"pass JSONL or CoNLL with a field {field!r}, or from Python a dictionary "
+                    "with its fields",
                 )
             yield each
 

@@ -21,8 +21,13 @@ from dragoman.tasks.unordered_set_input_task import SetsTask
 if TYPE_CHECKING:
     from dragoman.explain.task_explainers.base import TaskExplainer
 
+EMPTY_NOTE = "the line is empty: there is no set"
 InputSet = Sequence[Any]  # numbers, or equally long vectors
 EncodedSet = NDArray[np.float32]  # (n, F)
+
+
+class EmptyLine(list[Any]):
+    """An empty line of a file, which keeps its position and has no prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,7 @@ class SetPrediction:
     rate: float | None = None  # of counting: the Poisson rate
     components: list[dict[str, Any]] | None = None  # of clustering: weight, mean, deviation
     clusters: list[int] | None = None  # of clustering: the component of each element
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Anything unusual about the input; there is nothing."""
-        return ()
+    notes: tuple[str, ...] = ()
 
     def to_line(self, *, top: int = 1) -> str:
         """Return a number, labels with their probabilities, or the clusters of the elements."""
@@ -49,12 +50,15 @@ class SetPrediction:
             return "\t".join(f"{escape_unprintable(label)}\t{value:.4f}" for label, value in ranked)
         if self.clusters is not None:
             return " ".join(map(str, self.clusters))
-        return str(self.count) if self.count is not None else f"{self.value:g}"
+        if self.count is not None:
+            return str(self.count)
+        return "" if self.value is None else f"{self.value:g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the problem as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in values.items() if value is not None}
+        found = {name: value for name, value in values.items() if value not in (None, ())}
+        return found | ({"notes": list(self.notes)} if self.notes else {})
 
 
 class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
@@ -72,6 +76,8 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
         """Return the set in a record: a line with a JSON list, or the field of `sets.set_field`."""
         field = text_field or self.config.sets.set_field
         value = record.fields.get(field, None if text_field else record.fields.get(TEXT))
+        if isinstance(value, str) and not value.strip() and field not in record.fields:
+            return EmptyLine()
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -100,7 +106,9 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
     def encode(self, inputs: Sequence[InputSet]) -> list[EncodedSet]:
         """Return sets (n, F); raise DataError for an invalid one."""
         return [
-            self.task.encode_set(each.tolist() if isinstance(each, np.ndarray) else each)
+            np.zeros((0, self.task.text.features), np.float32)
+            if isinstance(each, EmptyLine)
+            else self.task.encode_set(each.tolist() if isinstance(each, np.ndarray) else each)
             for each in inputs
         ]
 
@@ -112,6 +120,10 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
         if isinstance(example, str):
             [example] = self.read_arguments([example])
         [elements] = self.encode([example])
+        if not len(elements):
+            raise DataError(
+                "a set to explain must have elements", found="an empty line", fix="leave it out"
+            )
         return SetInput(self.model, self.task, elements)
 
     def repeat_input(self, request: Mapping[str, Any]) -> TaskExplainer:
@@ -125,7 +137,16 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
     def predict_batch(
         self, model: nn.Module, encoded: Sequence[EncodedSet], device: torch.device
     ) -> list[SetPrediction]:
-        """Return the predictions of a batch."""
+        """Return the predictions of a batch; an empty line has none."""
+        sets = [each for each in encoded if len(each)]
+        found = iter(self._predict_sets(model, sets, device) if sets else ())
+        empty = SetPrediction(notes=(EMPTY_NOTE,))
+        return [next(found) if len(each) else empty for each in encoded]
+
+    def _predict_sets(
+        self, model: nn.Module, encoded: Sequence[EncodedSet], device: torch.device
+    ) -> list[SetPrediction]:
+        """Return the predictions of a batch of sets with elements."""
         batch = self.task.batch_sets(encoded).to(device)
         outputs = model(batch.elements, batch.mask)
         for elements, output in zip(encoded, outputs, strict=True):

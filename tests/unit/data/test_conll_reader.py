@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config.root_config import Config
-from dragoman.data.labeled_records import open_records, read_records
+from dragoman.data.labeled_records import find_field, open_records, read_records
 from dragoman.errors import DataError
 
 SKIPPING = Config().replace(data={"on_bad_line": "skip"})
@@ -69,6 +69,25 @@ def test_a_conll_line_with_other_columns_is_named(tmp_path: Path) -> None:
         list(read_records([path]))
     found = [record.fields["tokens"] for record in open_records(SKIPPING, [path])()]
     assert found == [["Yes"], ["No"]]  # the whole sentence is left out
+
+
+def test_a_conll_sentence_with_other_columns_than_the_first_is_named(tmp_path: Path) -> None:
+    text = "He PRP O\nran VBD O\n\n# newdoc\n\nParis NNP\n\nNo UH O\n"
+    path = write(tmp_path / "a.conll", text)
+    with pytest.raises(DataError, match=r"a.conll line 6 must have 3 columns, as line 1; found 2;"):
+        list(read_records([path]))
+    kept = [each.fields["tokens"] for each in open_records(SKIPPING, [path])()]
+    assert kept == [["He", "ran"], ["No"]]
+
+
+def test_a_column_has_one_number(tmp_path: Path) -> None:
+    (record,) = read_records([write(tmp_path / "a.conll", "He PRP O\n")])
+    assert find_field(record, "3", setting="tag.tag_field") == "3"
+    with pytest.raises(DataError, match=r"line 1 must have the field '4' of tag.tag_field"):
+        find_field(record, "4", setting="tag.tag_field")
+    (record,) = read_records([write(tmp_path / "b.conll", "He\n")])
+    with pytest.raises(DataError, match="must have a tag field, such as 'tags'; found only tokens"):
+        find_field(record, "", ("tags",), setting="tag.tag_field", used=("tokens",))
 
 
 def test_conllu_leaves_out_ranges_and_empty_nodes(tmp_path: Path) -> None:

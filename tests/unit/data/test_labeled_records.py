@@ -154,6 +154,10 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
     [
         ("text,label", True),
         ("text,", False),
+        ("label,text,", True),
+        (",text,label", True),
+        (",text,good", False),
+        (",,text,label", False),
         ("one,two", False),
         ("good,good", False),
         ("first,two", False),
@@ -161,8 +165,16 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
     ],
 )
 def test_a_header_names_every_column_once(tmp_path, row, is_header):
-    path = write(tmp_path / "x.csv", f"{row}\nfirst,1\nsecond,2\n")
+    more = ",x" * (row.count(",") - 1)
+    path = write(tmp_path / "x.csv", f"{row}\nfirst,1{more}\nsecond,2{more}\n")
     assert len(list(read_records([path]))) == (2 if is_header else 3)
+
+
+def test_a_column_without_a_name_has_its_number(tmp_path):
+    path = write(tmp_path / "x.csv", ",text,label\n7,first,1\n")
+    (record,) = read_records([path])
+    assert record.fields == {"1": "7", "text": "first", "label": "1"}
+    assert find_field(record, "2", (), setting="data.text_field") == "text"
 
 
 def test_a_header_may_have_the_names_of_the_settings(tmp_path):

@@ -62,3 +62,12 @@ def test_a_quote_that_does_not_end_is_reported_once():
     assert [(type(row), row.number) for row in rows] == [(TableRow, 1), (BadLine, 2)]
     assert rows[1].kind == "broken"
     assert rows[1].found.endswith("(by line 4)")
+
+
+def test_carriage_returns_are_named():
+    """Lines of old Macintosh programs end in CR: the file is one line."""
+    [row] = read_csv_rows(Path("x.csv"), iter(["text,label\rgood,1\r"]))
+    assert isinstance(row, BadLine)
+    found = "x.csv line 1 must end in LF or CRLF; found a carriage return (CR) inside; convert the"
+    assert str(row.error()).startswith(found)
+    assert row.fix.endswith(r"tr '\r' '\n' < x.csv > x.lf.csv")

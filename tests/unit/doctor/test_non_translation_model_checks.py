@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tagging_kit import make_config, make_records
@@ -102,3 +104,12 @@ def test_text_files_that_change_when_they_are_written_again_fail(subject, monkey
     monkeypatch.setattr(non_translation_model_checks, "task_text_files", changing)
     [found] = [each for each in run_task_checks(subject) if each.name == "vocabularies and labels"]
     assert (found.verdict, found.error, found.note) == ("FAIL", 1, "words.json")
+
+
+def test_the_log_probability_of_a_text_is_rounded_in_proportion():
+    alone, half = ([{"log_prob": value, "tokens": 40}] for value in (-118.0, -118.2))
+    subject = SimpleNamespace(
+        device=torch.device("cpu"), inputs=["a"], single_outputs=alone, outputs=lambda inputs: half
+    )
+    found = non_translation_model_checks.check_bfloat16(subject)
+    assert found.error == pytest.approx(0.2 / 118)

@@ -277,6 +277,17 @@ def test_open_pipe_gets_translations_of_all_written_lines(make: Make) -> None:
     assert once <= 2, "one window, in as few batches as it fills"
 
 
+def test_a_writer_may_wait_for_the_translation_of_each_line(make: Make) -> None:
+    arriving, into, stream = in_a_pipe()
+    with stream:
+        answers = make(Counting()).stream(arriving, return_scores=False)
+        for line in ("one", "", "three"):
+            os.write(into, f"{line}\n".encode())
+            assert next(answers).text == line
+        os.close(into)
+        assert list(answers) == []
+
+
 def test_lines_longer_than_one_read(tmp_path: Path) -> None:
     lines = ["x" * 200_000, "", "y" * 70_000, "z"]
     path = tmp_path / "text"

@@ -196,6 +196,7 @@ def test_scores_equal_a_hand_computation_in_any_batch() -> None:
         ({"top_p": 0.0}, "found 0.0"),
         ({"top_k": -2}, "found -2"),
         ({"top_k": 2.5}, "top_k must be an integer of at least 1, or 0 for all tokens; found 2.5"),
+        ({"seed": 1.5}, "seed must be an integer from 0 to 2**63 - 1; found 1.5; try 1"),
         ({"seed": -1}, "found -1"),
     ],
 )

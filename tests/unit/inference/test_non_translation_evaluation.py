@@ -12,9 +12,14 @@ import torch
 from dragoman._version import __version__
 from dragoman.bundle import write_task_bundle
 from dragoman.errors import ConfigError, DataError
-from dragoman.inference.non_translation_evaluation import TaskEvaluation, evaluate_task
+from dragoman.inference.non_translation_evaluation import (
+    TaskEvaluation,
+    evaluate_task,
+    override_settings,
+)
 from dragoman.tasks.non_translation_task import TaskScore
 from tests.classifier_kit import reviews, train_classifier, write_classifier
+from tests.task_models_kit import subject_of
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,23 @@ def test_settings_that_need_other_weights_are_an_error(
     path = write_records(tmp_path / "test.jsonl", review_fields(2))
     with pytest.raises(ConfigError, match=f"must keep the architecture .* found {setting}; leave"):
         evaluate_task(model, [path], device="cpu", overrides=[setting])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "trained"),
+    [
+        ("lee2019_max", "sets.problem=unique", "maximum"),
+        ("devlin2019", "language.objective=causal", "masked"),
+        ("lample2016", "tag.scheme=plain", "auto"),
+    ],
+)
+def test_what_the_model_learned_cannot_be_changed(recipe: str, setting: str, trained: str) -> None:
+    task = subject_of(recipe).predictor.task
+    name, _, value = setting.partition("=")
+    found = f"{name} must be that of training .* found {value} instead of {trained}; leave it out"
+    with pytest.raises(ConfigError, match=found):
+        override_settings(task, [setting])
+    assert override_settings(task, [f"{name}={trained}"]).config == task.config
 
 
 def test_a_threshold_that_is_set_replaces_tuned_ones(tmp_path: Path) -> None:

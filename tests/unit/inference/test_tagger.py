@@ -135,6 +135,12 @@ def test_a_model_with_a_further_column_needs_it() -> None:
     assert tagger.predict([tagger.read_record(record)])[0].tags == ("B-PER",)
     with pytest.raises(DataError, match=r"reads 'pos' of every token.*found sentence 1 without it"):
         tagger.predict(["Anna"])
+    given = {"tokens": ["Anna"], "pos": ["X"]}
+    assert tagger.predict([given])[0].tags == ("B-PER",)
+    assert entity_tagger().predict([given, {"text": "Anna"}])[1].tags == ("B-PER",)
+    assert tagger.explain(given)
+    with pytest.raises(DataError, match="input line 1 must have a field 'pos'; found tokens; name"):
+        tagger.predict([{"tokens": ["Anna"]}])
     with pytest.raises(DataError, match="line 4 must have a field 'pos'; found tokens"):
         tagger.read_record(record._replace(fields={"tokens": ["Anna"]}))
 

@@ -358,6 +358,18 @@ def test_golden_outputs_are_pseudo_log_likelihoods() -> None:
         task.golden_outputs(model, [3])
 
 
+def test_a_guess_without_letters_is_shown_by_its_name() -> None:
+    config = masked_config("masked").replace(
+        text={"tokenizer": "bpe", "vocab_size": 290, "byte_fallback": True}
+    )
+    task = task_of(config, ["the cat sat.", "a dog sat, and a cat ran!"] * 30)
+    assert isinstance(task, MaskedLanguageTask)
+    names = task.text.tokenizer.tokens(list(range(len(task.text))))
+    assert task._token_text(names.index("\u2581")) == "␣"
+    assert task._token_text(names.index("<0xE9>")) == "<0xE9>"
+    assert task._token_text(names.index("\u2581sat")) == "sat"
+
+
 @pytest.mark.parametrize("tokenizer", ["bpe", "unigram", "characters"])
 def test_text_after_a_mask_is_encoded_as_within_a_text(tokenizer: str) -> None:
     """Masking the tokens of a word in a text gives what the text with a mask is encoded to."""

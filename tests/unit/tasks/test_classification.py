@@ -500,6 +500,15 @@ def test_an_empty_label_is_learned_with_a_warning(caplog: pytest.LogCaptureFixtu
     assert "1 of 2 training examples have an empty label" in caplog.text
 
 
+def test_labels_that_differ_in_white_space_only_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    records = [{"text": "a", "label": "x"}, {"text": "b", "label": " x"}]
+    fit_task(configure(), records_of(*records, {"text": "c", "label": "very good"}))
+    assert "labels that differ in white space only are learned as" in caplog.text
+    assert "different ones: ' x' and 'x'; write them alike" in caplog.text
+
+
 def test_many_labels_have_fewer_ngrams(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most frequent: each has a weight for every label."""
     monkeypatch.setattr(classification_preprocessor, "MAX_NGRAM_WEIGHTS", 12)

@@ -211,6 +211,21 @@ def test_spans_of_unknown_types_are_missed_not_lost() -> None:
     assert np.isfinite(found["loss"])
 
 
+def test_unknown_tags_are_counted_and_files_of_others_only_rejected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task = make_task()
+    tokens = ["Anna", "in", "Bonn"]
+    task.encode([record(tokens=tokens, tags=["S-PER", "O", "B-LOC"])])
+    assert not caplog.messages, "spans of known types, though in another scheme"
+    task.encode([record(tokens=tokens, tags=["B-XYZ", "O", "B-LOC"])])
+    assert caplog.messages == [
+        "1 of 3 tags are not among those of training, and count as wrong: B-XYZ"
+    ]
+    with pytest.raises(DataError, match="found only others: NOUN, ADP; name the field of the tags"):
+        task.encode([record(tokens=tokens, tags=["NOUN", "ADP", "NOUN"])])
+
+
 def test_plain_tags_have_accuracy() -> None:
     records = [
         Record(Path("a.jsonl"), at, {"tokens": ["a", "cat"], "upos": ["DET", "NOUN"]})
@@ -302,9 +317,9 @@ def test_tags_must_fit_a_configured_scheme() -> None:
 
 def test_fields_are_named_or_detected() -> None:
     config = make_config(token_field="w", tag_field="t")
-    records = [record(w=["a"], t=["X"], tags=["Y"], tokens=["b"])]
+    records = [record(w=["a", "b"], t=["X", "Z"], tags=["Y", "Y"], tokens=["b", "c"])]
     task = TaggingTask(config, TaggingTask.fit_text(config, lambda: iter(records)))
-    assert task.text.labels.names == ("X",)
+    assert task.text.labels.names == ("X", "Z")
     with pytest.raises(DataError, match="must have a tag field, such as 'tags'; found only tokens"):
         TaggingTask.fit_text(make_config(), lambda: iter([record(tokens=["a"])]))
     with pytest.raises(DataError, match=r"must have the field 'pos' of tag\.input_field"):
@@ -337,6 +352,12 @@ def test_pretrained_vectors_start_the_word_embeddings(tmp_path: Path) -> None:
 def test_training_data_without_sentences_is_an_error() -> None:
     with pytest.raises(DataError, match="training data must have tagged sentences; found none"):
         TaggingTask.fit_text(make_config(), lambda: iter(()))
+
+
+def test_training_data_with_one_tag_is_an_error() -> None:
+    records = [record(tokens=["a", "b"], tags=["O", "O"])]
+    with pytest.raises(DataError, match="must have at least 2 tags; found O; check data"):
+        TaggingTask.fit_text(make_config(), lambda: iter(records))
 
 
 def test_segmentation_reads_the_text_field() -> None:

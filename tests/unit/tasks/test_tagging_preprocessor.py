@@ -245,6 +245,26 @@ def test_segmentation_tags_characters() -> None:
     assert text.tags_of(text.tag_ids(sentence.tags)) == list("SBEBME")
 
 
+def build_tagged(rows: list[list[str]], **settings: Any) -> TaggingPreprocessor:
+    config = Config(task="tag", tag=TagConfig(**settings))
+    sentences = [TaggedSentence(tokens=["a"] * len(row), tags=row) for row in rows]
+    return TaggingPreprocessor.build(config, sentences)
+
+
+@pytest.mark.parametrize("wrong", ["B", "I-", "NNP", ""])
+def test_a_tag_that_hides_the_spans_of_all_others_is_warned_of(
+    wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [["B-PER", "I-PER", "O"]] * 10
+    assert build_tagged([*rows, [wrong]]).scheme == "plain"
+    assert f"because of those without a prefix and a type: {wrong!r}; correct them" in caplog.text
+    caplog.clear()
+    assert build_tagged([*rows, [wrong]], scheme="plain").scheme == "plain"
+    assert build_tagged(rows).scheme == "iob2"
+    assert build_tagged([["NOUN", "O", "B-X", "B"]] * 5).scheme == "plain"
+    assert not caplog.text
+
+
 def test_files_give_the_same_text_back() -> None:
     settings: dict[str, Any] = {
         "input_field": "pos",

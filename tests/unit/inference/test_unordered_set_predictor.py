@@ -59,6 +59,18 @@ def test_predictions_have_the_fields_of_their_problem():
     assert not clusters[0].notes
 
 
+def test_an_empty_line_keeps_its_position():
+    model = model_of(problem="maximum")
+    lines = [model.read_record(record_of(text=text)) for text in ("[1, 2]", " ", "[3]")]
+    first, empty, last = model.predict(lines)
+    assert (empty.to_line(), empty.notes) == ("", ("the line is empty: there is no set",))
+    assert empty.to_dict() == {"notes": ["the line is empty: there is no set"]}
+    assert [first.value, last.value] == [each.value for each in model.predict([[1, 2], [3]])]
+    assert model.predict(lines[1:2]) == [empty]
+    with pytest.raises(DataError, match="must have elements; found an empty line"):
+        model.explain(lines[1])
+
+
 def test_labels_come_most_probable_first():
     found = SetPrediction(label="b", probabilities={"a": 0.2, "b": 0.7, "c": 0.1})
     assert found.to_line() == "b\t0.7000"
