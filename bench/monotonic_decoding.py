@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import AdditiveScore, Mechanism, MonotonicAlignment
-from dragoman.attention.score_and_alignment_mechanism import PreparedKeys
+from dragoman.attention.attention_mechanism import PreparedKeys
 from dragoman.attention.softmax_and_gumbel_alignment import AlignmentState
 
 Attend = Callable[[Tensor, PreparedKeys, AlignmentState], tuple[object, AlignmentState]]

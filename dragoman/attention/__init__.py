@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from dragoman.attention.absolute_position_encodings import (
         SinusoidalPositions as SinusoidalPositions,
     )
+    from dragoman.attention.attention_mechanism import Attended as Attended
+    from dragoman.attention.attention_mechanism import Mechanism as Mechanism
+    from dragoman.attention.attention_mechanism import (
+        SequenceSelfAttention as SequenceSelfAttention,
+    )
     from dragoman.attention.attention_pooling import AttentionPooling as AttentionPooling
     from dragoman.attention.attention_pooling import (
         MultiDimensionalPooling as MultiDimensionalPooling,
@@ -63,11 +68,6 @@ if TYPE_CHECKING:
     from dragoman.attention.relative_position_encodings import (
         TransformerXLBias as TransformerXLBias,
     )
-    from dragoman.attention.score_and_alignment_mechanism import Attended as Attended
-    from dragoman.attention.score_and_alignment_mechanism import Mechanism as Mechanism
-    from dragoman.attention.score_and_alignment_mechanism import (
-        SequenceSelfAttention as SequenceSelfAttention,
-    )
     from dragoman.attention.score_functions import AdditiveScore as AdditiveScore
     from dragoman.attention.score_functions import CosineScore as CosineScore
     from dragoman.attention.score_functions import DotScore as DotScore
@@ -105,7 +105,7 @@ _HOMES = {
         "coverage_loss",
     ),
     "lsh": ("LSHAttention",),
-    "score_and_alignment_mechanism": (
+    "attention_mechanism": (
         "Attended",
         "Mechanism",
         "SequenceSelfAttention",

@@ -64,7 +64,7 @@ ALIGNMENTS = Registry(
         },
     ),
     reinforce=Entry(
-        "dragoman.attention.reinforce_alignment:ReinforceAlignment",
+        "dragoman.attention.policy_gradient_alignment:ReinforceAlignment",
         "Hard attention trained with REINFORCE instead of straight-through (Xu).",
         exempt={"gradients": "an argmax has no gradient; training is by reward"},
         traits=("stateful",),

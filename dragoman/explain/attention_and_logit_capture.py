@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dragoman.attention.attention_mechanism import Mechanism
 from dragoman.attention.attention_weight_hooks import (
     AttentionRecord,
     RecordableAttention,
@@ -26,7 +27,6 @@ from dragoman.attention.location_and_coverage import CoverageAlignment, Location
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.monotonic import MonotonicAlignment
 from dragoman.attention.multi_head import MultiHead
-from dragoman.attention.score_and_alignment_mechanism import Mechanism
 from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionSite, AttentionWeights, is_cross_attention
 from dragoman.layers.convs2s import ConvS2SAttention

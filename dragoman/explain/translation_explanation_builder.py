@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dragoman.attention.attention_mechanism import Mechanism
 from dragoman.attention.attention_weight_hooks import find_attentions, record
-from dragoman.attention.score_and_alignment_mechanism import Mechanism
 from dragoman.config import Config
 from dragoman.data.inference_batches import pad_batch, pad_sources
 from dragoman.decoding.beam_trace import BeamTrace

@@ -1,7 +1,7 @@
 """Text classifiers: an encoder with pooling, filters over words, n-grams, and one output layer.
 
 `ClassifierModel` is the interface. `SequenceClassifier` reads tokens (B, T); the classifier of
-documents as sentences of words is in `hierarchical_classifier.py`.
+documents as sentences of words is in `hierarchical_document_classifier.py`.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def build_classifier(
 ) -> ClassifierModel:
     """Build a classifier with weights initialized from torch's random number generator."""
     if classify.hierarchical:
-        from dragoman.models.hierarchical_classifier import (
+        from dragoman.models.hierarchical_document_classifier import (
             DocumentClassifier,  # imports this module
         )
 

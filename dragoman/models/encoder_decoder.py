@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.reinforce_alignment import ReinforceAlignment
+from dragoman.attention.policy_gradient_alignment import ReinforceAlignment
 from dragoman.layers.embedding_and_output_projection import Embedding, OutputProjection, StackInput
 from dragoman.models.block_stack import Stack
 from dragoman.models.decoder_state import DecoderState

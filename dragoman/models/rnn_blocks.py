@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.attention.attention_mechanism import Mechanism, PreparedKeys
 from dragoman.attention.attention_weight_hooks import merge_records
-from dragoman.attention.reinforce_alignment import ReinforceAlignment
-from dragoman.attention.score_and_alignment_mechanism import Mechanism, PreparedKeys
+from dragoman.attention.policy_gradient_alignment import ReinforceAlignment
 from dragoman.attention.softmax_and_gumbel_alignment import AlignmentState, SmoothedSoftmax
 from dragoman.config import ModelConfig
 from dragoman.layers.norms_and_residuals import NoResidual, Residual

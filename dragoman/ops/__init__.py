@@ -17,8 +17,8 @@ sru_scan               one kernel for all positions                   the recurr
 
 A caller always gets a tensor, whichever form ran. Kernels that pay only when a CUDA graph replays
 their launches are used where the caller passes `cuda_graphs=True`. Operations of a decoding step on
-a GPU are imported by the inference engines from their modules: `beam_attention`, `fused_norm`,
-`topk`.
+a GPU are imported by the inference engines from their modules: `beam_search_step_attention`,
+`fused_norm`, `topk`.
 """
 
 from __future__ import annotations

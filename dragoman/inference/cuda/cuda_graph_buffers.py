@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dragoman.decoding.beam_step import ActiveBeams
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer, DecodeStepInputs
-from dragoman.ops.beam_attention import can_skip_masked_slots
+from dragoman.ops.beam_search_step_attention import can_skip_masked_slots
 from dragoman.text.special_tokens import BOS
 
 LENGTH_MULTIPLE = 16  # lengths are rounded up: few shapes to capture, aligned for attention kernels

@@ -24,7 +24,7 @@ from dragoman.layers.norms_and_residuals import (
 from dragoman.models.block_stack import Stack
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer_blocks import TransformerLayer
-from dragoman.ops.beam_attention import attend_kv_cache, attend_memory
+from dragoman.ops.beam_search_step_attention import attend_kv_cache, attend_memory
 from dragoman.ops.fused_norm import AddNormOutput, NormParameters, add_norm
 
 

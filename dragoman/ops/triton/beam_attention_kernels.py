@@ -1,4 +1,4 @@
-"""Triton kernels of `beam_attention.py`: one program per sentence and head, all beams in one tile.
+"""Triton kernels of `beam_search_step_attention.py`: a program per sentence and head, one tile.
 
 The caller validates shapes and dtypes. Tiles of queries have at least 16 rows, as tensor cores
 require. Matmuls accumulate in float32. The step is read on the device, so that CUDA graphs can

@@ -33,7 +33,7 @@ from dragoman.layers.norms_and_residuals import (
     ScaledResidual,
     ScaleNorm,
 )
-from dragoman.ops.beam_attention import CROSS_ATTENTION_KERNEL, SELF_ATTENTION_KERNEL
+from dragoman.ops.beam_search_step_attention import CROSS_ATTENTION_KERNEL, SELF_ATTENTION_KERNEL
 from dragoman.ops.fused_norm import ADD_NORM_KERNEL
 from dragoman.ops.topk import TOPK_KERNEL
 from dragoman.ops.verified_kernel_fallback import GuardedKernel

@@ -15,9 +15,9 @@ import torch
 from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 
-from dragoman.ops import beam_attention, fused_norm, topk
+from dragoman.ops import beam_search_step_attention, fused_norm, topk
 from dragoman.ops.attention import attend_reference
-from dragoman.ops.beam_attention import (
+from dragoman.ops.beam_search_step_attention import (
     CROSS_ATTENTION_KERNEL,
     SELF_ATTENTION_KERNEL,
     attend_kv_cache,
@@ -436,7 +436,7 @@ def test_unsupported_inputs_use_the_reference(monkeypatch: pytest.MonkeyPatch) -
     scale = NormParameters(torch.ones(wide.size(1)), None, 1e-5, True)
     assert isinstance(add_norm(wide, None, scale, torch.float16, post_norm=False), AddNormOutput)
     assert all(each.is_enabled for each in KERNELS), "nothing was tried"
-    assert beam_attention.HEAD_WIDTHS == (16, 32, 64, 128)
+    assert beam_search_step_attention.HEAD_WIDTHS == (16, 32, 64, 128)
     assert topk.MAX_FORBIDDEN_ID == 31
 
 

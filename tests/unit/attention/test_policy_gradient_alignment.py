@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from dragoman.attention.attention_weight_hooks import record
 from dragoman.attention.location_and_coverage import CoverageAlignment, coverage_loss
-from dragoman.attention.reinforce_alignment import ReinforceAlignment
+from dragoman.attention.policy_gradient_alignment import ReinforceAlignment
 from dragoman.config import ModelConfig
 from dragoman.data.collate import Batch
 from dragoman.errors import DragomanError
