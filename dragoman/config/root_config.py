@@ -304,6 +304,11 @@ class DecodeConfig:
         "Translate lines in capitals in sentence case, and print the translation in capitals, for "
         "models trained without such lines.",
     )
+    mirror_final_stop: bool = setting(
+        False,
+        "Print no full stop after lines without one, and translate lines of one or two words with "
+        "one, for models trained on sentences.",
+    )
 
     def problems(self) -> Iterator[str]:
         """Yield inconsistencies between fields; there are none."""

@@ -43,6 +43,7 @@ from dragoman.inference.forced_token_branches_and_head_ablation import (
 )
 from dragoman.inference.long_line_segments import (
     Segment,
+    add_final_stops,
     is_foreign,
     is_in_capitals,
     iter_texts,
@@ -264,10 +265,9 @@ class TranslationExplainer(abc.ABC):
 
         Raise DataError if it has none.
         """
-        texts = list(iter_texts([text]))
-        if self.config.decode.recase_capitals:
-            texts = recase_capitals(texts)
+        texts = recase_capitals(list(iter_texts([text])), self.config.decode)
         directions = self._choose_directions(texts, options)
+        texts = add_final_stops(texts, self.config.decode)
         [line] = split_lines(
             texts,
             self.tokenizers.src,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dragoman.config import DecodeConfig
 from dragoman.config.translation_directions import Direction
 from dragoman.errors import DataError
 from dragoman.inference.translation_result import Translation, join_translations
@@ -20,6 +21,7 @@ from dragoman.text.special_tokens import UNK
 MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
 FOREIGN_FRACTION = 0.5  # of a line's characters outside of the vocabulary: in no language of it
 _CASED_WORD = re.compile(r"[^\W\d_]{2,}")
+_MIN_WORDS = 3  # of a line that is translated without a full stop
 _MIN_CAPITALS = 8  # letters of a line in capitals, in two words or more; fewer are abbreviations
 _TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
 
@@ -51,13 +53,16 @@ class SegmentedLine:
     other_language: str = ""  # that it clearly is in, and not in that of the direction
     is_foreign: bool = False  # most of its characters are outside of the vocabulary
     in_capitals: bool = False  # was recased: its translation is printed in capitals
+    without_stop: bool = False  # its translation is printed without a full stop at the end
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
         """Join the translations of the segments."""
         joined = self._join(answers)
-        if self.in_capitals:
-            alternatives = [replace(each, text=each.text.upper()) for each in joined.alternatives]
-            joined = replace(joined, text=joined.text.upper(), alternatives=alternatives)
+        if self.in_capitals or self.without_stop:
+            alternatives = [
+                replace(each, text=self._printed(each.text)) for each in joined.alternatives
+            ]
+            joined = replace(joined, text=self._printed(joined.text), alternatives=alternatives)
         if self.direction is None:
             return joined
         source, target = self.direction
@@ -67,6 +72,12 @@ class SegmentedLine:
             target_language=target,
             other_language=self.other_language,
         )
+
+    def _printed(self, text: str) -> str:
+        """Return a translation in the form of its line."""
+        if self.without_stop and text.endswith(".") and not text.endswith(".."):
+            text = text[:-1]
+        return text.upper() if self.in_capitals else text
 
     def _join(self, answers: Sequence[Translation]) -> Translation:
         if not self.segments:
@@ -103,9 +114,44 @@ def is_in_capitals(text: str) -> bool:
     )
 
 
-def recase_capitals(texts: Sequence[str]) -> list[str]:
-    """Return the texts, those in capitals in sentence case."""
+def ends_in_word(text: str) -> bool:
+    """Whether a text ends without punctuation, as titles, labels and single words do."""
+    return text.rstrip()[-1:].isalnum()
+
+
+def recase_capitals(texts: Sequence[str], decode: DecodeConfig) -> Sequence[str]:
+    """Return the lines, those in capitals in sentence case if the settings say so."""
+    if not decode.recase_capitals:
+        return texts
     return [_sentence_case(text) if is_in_capitals(text) else text for text in texts]
+
+
+def add_final_stops(texts: Sequence[str], decode: DecodeConfig) -> Sequence[str]:
+    """Return the lines, those of one or two words with a full stop if the settings say so."""
+    if not decode.mirror_final_stop:
+        return texts
+    return [
+        f"{text.rstrip()}."
+        if text.rstrip()[-1:].isalpha() and len(text.split()) < _MIN_WORDS
+        else text
+        for text in texts
+    ]
+
+
+def mark_adapted(
+    lines: Sequence[SegmentedLine], texts: Sequence[str], decode: DecodeConfig
+) -> list[SegmentedLine]:
+    """Return the lines of these texts with the form that their translations are printed in."""
+    if not (decode.recase_capitals or decode.mirror_final_stop):
+        return list(lines)
+    return [
+        replace(
+            line,
+            in_capitals=decode.recase_capitals and is_in_capitals(text),
+            without_stop=decode.mirror_final_stop and ends_in_word(text),
+        )
+        for line, text in zip(lines, texts, strict=True)
+    ]
 
 
 def _sentence_case(text: str) -> str:

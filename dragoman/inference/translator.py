@@ -13,7 +13,7 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.bundle.format import model_paths
-from dragoman.config import Config
+from dragoman.config import Config, DecodeConfig
 from dragoman.config.translation_directions import Direction
 from dragoman.data.inference_batches import group_by_length
 from dragoman.data.parallel_corpus import ParallelFiles
@@ -29,9 +29,11 @@ from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.long_line_segments import (
     Segment,
     SegmentedLine,
+    add_final_stops,
     check_text_iterable,
     is_foreign,
     iter_texts,
+    mark_adapted,
     recase_capitals,
     split_lines,
 )
@@ -230,8 +232,7 @@ class Translator(TranslationExplainer):
                 ]
             )
         given = list(iter_texts(check_text_iterable(texts)))
-        if self.config.decode.recase_capitals:
-            given = recase_capitals(given)
+        given = [*recase_capitals(given, self.config.decode)]
         return [self._chooser.identify(text) for text in given]
 
     def _choose_directions(
@@ -259,8 +260,7 @@ class Translator(TranslationExplainer):
     ) -> list[int]:
         """Return the indices of texts in another language than that to translate from."""
         named = TranslationOptions(source_language=source_language, target_language=target_language)
-        if self.config.decode.recase_capitals:
-            texts = recase_capitals(texts)
+        texts = recase_capitals(texts, self.config.decode)
         directions = self._choose_directions(texts, named)
         lines = split_lines(
             texts,
@@ -363,24 +363,21 @@ class Translator(TranslationExplainer):
 
         def batches() -> Iterator[list[Segment]]:
             for given in buffers:
-                recase = self.config.decode.recase_capitals and not is_whole
-                texts = recase_capitals(given) if recase else given
+                decode = DecodeConfig() if is_whole else self.config.decode
+                texts = recase_capitals(given, decode)
                 directions = self._choose_directions(texts, options)
+                texts = add_final_stops(texts, decode)
                 lines = split_lines(
                     texts,
                     self.tokenizers.src,
                     line_numbers=numbers,
                     longest=self._batch_translator.max_segment_tokens,
-                    by_sentence=self.config.decode.split_sentences and not is_whole,
+                    by_sentence=decode.split_sentences,
                     directions=directions,
                 )
                 if directions is not None and not (text_only or options.source_language):
                     lines = [*map(self._check_language, lines, texts, directions)]
-                if recase:
-                    lines = [
-                        replace(line, in_capitals=True) if text != typed else line
-                        for line, text, typed in zip(lines, texts, given, strict=True)
-                    ]
+                lines = mark_adapted(lines, given, decode)
                 if options.constraints:
                     _check_unsplit(lines)
                 pending_lines.extend(lines)

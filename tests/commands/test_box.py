@@ -112,6 +112,17 @@ def test_lines_in_capitals_are_translated_in_sentence_case(translator: Translato
     assert explanation.target.text == expected[1].text
 
 
+def test_no_full_stop_is_added_to_a_line_without_one(translator: Translator) -> None:
+    """Without one, single words became sentences: "C cat is a cat"."""
+    options = {"target_language": "en"}
+    typed = ["Katze", "rotes Auto", "Ich liebe dich", "Danke.", "Danke!"]
+    found = translator.translate(typed, **options)
+    assert found == ["Cats", "red car", "I love you", "Thank you.", "Thanks."]
+    assert translator.translate(["Katze."], **options) == ["Cats."]
+    found = translator.translate(["ICH LIEBE DICH"], **options)
+    assert found == ["I LOVE YOU"]
+
+
 def test_languages_are_detected(translator: Translator) -> None:
     texts = ["Wo wohnst du?", "Où habites-tu ?", "Where do you live?"]
     assert translator.identify_languages(texts) == ["de", "fr", "en"]

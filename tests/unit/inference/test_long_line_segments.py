@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.inference.long_line_segments import is_in_capitals, recase_capitals
+from dragoman.config import DecodeConfig
+from dragoman.inference.long_line_segments import (
+    add_final_stops,
+    ends_in_word,
+    is_in_capitals,
+    recase_capitals,
+)
+
+RECASING = DecodeConfig(recase_capitals=True)
+MIRRORING = DecodeConfig(mirror_final_stop=True)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +30,8 @@ from dragoman.inference.long_line_segments import is_in_capitals, recase_capital
 )
 def test_capitals_become_sentence_case(typed: str, recased: str) -> None:
     assert is_in_capitals(typed)
-    assert recase_capitals([typed, "Other."]) == [recased, "Other."]
+    assert recase_capitals([typed, "Other."], RECASING) == [recased, "Other."]
+    assert recase_capitals([typed], DecodeConfig()) == [typed]
 
 
 @pytest.mark.parametrize(
@@ -40,4 +50,12 @@ def test_capitals_become_sentence_case(typed: str, recased: str) -> None:
 )
 def test_other_text_stays(text: str) -> None:
     assert not is_in_capitals(text)
-    assert recase_capitals([text]) == [text]
+    assert recase_capitals([text], RECASING) == [text]
+
+
+def test_lines_of_one_or_two_words_get_a_full_stop() -> None:
+    typed = ["Katze", "rotes Auto ", "ein rotes Auto", "Kapitel 3", "Halt!", "", "(alt)", "usw."]
+    completed = ["Katze.", "rotes Auto.", *typed[2:]]  # "3." would be an ordinal number
+    assert add_final_stops(typed, MIRRORING) == completed
+    assert add_final_stops(typed, DecodeConfig()) == typed
+    assert [text for text in typed if ends_in_word(text)] == typed[:4]
