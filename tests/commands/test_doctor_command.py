@@ -17,6 +17,7 @@ from dragoman.bundle.golden_vectors import DEVICE_TOLERANCE, TOLERANCE
 from dragoman.cli.app import main
 from dragoman.cli.doctor import _format_number
 from dragoman.doctor import CHECKS
+from dragoman.doctor.non_translation_model_checks import BF16_TOLERANCE
 from dragoman.doctor.precision_and_engine_agreement import BFLOAT16_TOLERANCE, INT8_TOLERANCE
 from dragoman.storage import manifest
 from dragoman.storage.atomic_and_safe_file_io import hash_file
@@ -183,6 +184,7 @@ def test_the_page_explains_every_check_and_its_tolerance() -> None:
         TOLERANCE,
         DEVICE_TOLERANCE,
         BFLOAT16_TOLERANCE,
+        BF16_TOLERANCE,
         INT8_TOLERANCE,
     ]
 
