@@ -55,7 +55,9 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
                 if columns[0] == _COMMENT:
                     continue
             if is_other:
-                yield _bad_columns(path, number, len(rows[0]), len(columns), first)
+                must = f"{len(rows[0])} columns, as line {first}, where its sentence begins"
+                fix = "repair the line, or end the sentence before it by an empty line"
+                yield _bad_columns(path, number, must, len(columns), fix)
                 skips = True
             if not rows:
                 first = number
@@ -67,7 +69,8 @@ def read_conll(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Record | 
             if not skips and (not width or len(rows[0]) == width):
                 yield Record(path, first, _name_columns(rows))
             elif not skips and not is_comment:
-                yield _bad_width(path, first, width, len(rows[0]), first_of_file)
+                must = f"{width} columns, as line {first_of_file}"
+                yield _bad_columns(path, first, must, len(rows[0]), "add or remove columns")
             rows, skips = [], False
 
 
@@ -118,26 +121,8 @@ def _name_columns(rows: list[list[str]]) -> dict[str, list[str]]:
     return fields | {str(number): values for number, values in enumerate(columns, 1)}
 
 
-def _bad_columns(path: Path, number: int, must: int, found: int, first: int) -> BadLine:
-    return BadLine(
-        path,
-        number,
-        "broken",
-        f"must have {must} columns, as line {first}, where its sentence begins",
-        str(found),
-        "repair the line, or end the sentence before it by an empty line",
-    )
-
-
-def _bad_width(path: Path, number: int, must: int, found: int, first: int) -> BadLine:
-    return BadLine(
-        path,
-        number,
-        "broken",
-        f"must have {must} columns, as line {first}",
-        str(found),
-        "add or remove columns",
-    )
+def _bad_columns(path: Path, number: int, must: str, found: int, fix: str) -> BadLine:
+    return BadLine(path, number, "broken", f"must have {must}", str(found), fix)
 
 
 def _conllu_problem(path: Path, number: int, columns: list[str]) -> BadLine | None:

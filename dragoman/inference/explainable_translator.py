@@ -34,6 +34,11 @@ from dragoman.explain.translation_explanation_builder import (
     model_digest,
     plain_logits,
 )
+from dragoman.inference.capitals_and_final_stops import (
+    add_final_stops,
+    is_in_capitals,
+    recase_capitals,
+)
 from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.forced_token_branches_and_head_ablation import (
@@ -43,11 +48,8 @@ from dragoman.inference.forced_token_branches_and_head_ablation import (
 )
 from dragoman.inference.long_line_segments import (
     Segment,
-    add_final_stops,
     is_foreign,
-    is_in_capitals,
     iter_texts,
-    recase_capitals,
     split_lines,
 )
 from dragoman.inference.single_batch_translator import BatchTranslator
@@ -184,6 +186,11 @@ class TranslationExplainer(abc.ABC):
             explanation.missing["text"] = (
                 "The text is in capitals: it is explained as it is translated, in sentence case "
                 "(decode.recase_capitals)."
+            )
+        elif segment.text == f"{text.strip()}." and not foreign:
+            explanation.missing["text"] = (
+                "The text is explained with the full stop that it is translated with "
+                "(decode.mirror_final_stop)."
             )
         elif sentences > 1 and not foreign:
             explanation.missing["text"] = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 from dragoman.config import DecodeConfig
 from dragoman.config.translation_directions import Direction
 from dragoman.errors import DataError
+from dragoman.inference.capitals_and_final_stops import ends_in_word, is_in_capitals
 from dragoman.inference.translation_result import Translation, join_translations
 from dragoman.text.sentence_splitter import SplitText, split_long_text, split_sentences
 from dragoman.text.sentencepiece_tokenizer import Tokenizer, invalid_text_error
@@ -20,9 +20,6 @@ from dragoman.text.special_tokens import UNK
 
 MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
 FOREIGN_FRACTION = 0.5  # of a line's characters outside of the vocabulary: in no language of it
-_CASED_WORD = re.compile(r"[^\W\d_]{2,}")
-_MIN_WORDS = 3  # of a line that is translated without a full stop
-_MIN_CAPITALS = 8  # letters of a line in capitals, in two words or more; fewer are abbreviations
 _TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
 
 
@@ -104,40 +101,6 @@ def is_foreign(ids: Sequence[int], tokenizer: Tokenizer) -> bool:
     )
 
 
-def is_in_capitals(text: str) -> bool:
-    """Whether a text has words enough to tell, all of them in capitals."""
-    words = _CASED_WORD.findall(text.replace("ß", ""))  # it has no common capital
-    return (
-        len(words) > 1
-        and sum(map(len, words)) >= _MIN_CAPITALS
-        and all(word.isupper() for word in words)
-    )
-
-
-def ends_in_word(text: str) -> bool:
-    """Whether a text ends without punctuation, as titles, labels and single words do."""
-    return text.rstrip()[-1:].isalnum()
-
-
-def recase_capitals(texts: Sequence[str], decode: DecodeConfig) -> Sequence[str]:
-    """Return the lines, those in capitals in sentence case if the settings say so."""
-    if not decode.recase_capitals:
-        return texts
-    return [_sentence_case(text) if is_in_capitals(text) else text for text in texts]
-
-
-def add_final_stops(texts: Sequence[str], decode: DecodeConfig) -> Sequence[str]:
-    """Return the lines, those of one or two words with a full stop if the settings say so."""
-    if not decode.mirror_final_stop:
-        return texts
-    return [
-        f"{text.rstrip()}."
-        if text.rstrip()[-1:].isalpha() and len(text.split()) < _MIN_WORDS
-        else text
-        for text in texts
-    ]
-
-
 def mark_adapted(
     lines: Sequence[SegmentedLine], texts: Sequence[str], decode: DecodeConfig
 ) -> list[SegmentedLine]:
@@ -152,21 +115,6 @@ def mark_adapted(
         )
         for line, text in zip(lines, texts, strict=True)
     ]
-
-
-def _sentence_case(text: str) -> str:
-    """Return a text in lower case, with a capital at the start of each sentence and for "I"."""
-    sentences, gaps = split_sentences(text)
-    lowered = [re.sub(r"\bi\b", "I", sentence.lower()) for sentence in sentences]
-    starts = [
-        next((at for at, letter in enumerate(sentence) if letter.isalpha()), 0)
-        for sentence in lowered
-    ]
-    cased = [
-        sentence[:at] + sentence[at : at + 1].upper() + sentence[at + 1 :]
-        for sentence, at in zip(lowered, starts, strict=True)
-    ]
-    return "".join(part + gap for part, gap in zip(cased, [*gaps, ""], strict=True))
 
 
 def split_lines(

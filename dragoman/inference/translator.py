@@ -20,6 +20,7 @@ from dragoman.data.parallel_corpus import ParallelFiles
 from dragoman.decoding.search_interface import SearchStrategy
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.confidence_calibration import ConfidenceMap
+from dragoman.inference.capitals_and_final_stops import add_final_stops, recase_capitals
 from dragoman.inference.dragoman_model_engine import NativeEngine
 from dragoman.inference.engine_protocol import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
@@ -29,12 +30,10 @@ from dragoman.inference.input_line_buffer import FIRST_BUFFER_LINES, LineBuffers
 from dragoman.inference.long_line_segments import (
     Segment,
     SegmentedLine,
-    add_final_stops,
     check_text_iterable,
     is_foreign,
     iter_texts,
     mark_adapted,
-    recase_capitals,
     split_lines,
 )
 from dragoman.inference.single_batch_translator import BatchTranslator

@@ -121,6 +121,8 @@ def test_no_full_stop_is_added_to_a_line_without_one(translator: Translator) -> 
     assert translator.translate(["Katze."], **options) == ["Cats."]
     found = translator.translate(["ICH LIEBE DICH"], **options)
     assert found == ["I LOVE YOU"]
+    explanation = translator.explain("Katze", **options)
+    assert "with the full stop" in explanation.missing["text"]
 
 
 def test_languages_are_detected(translator: Translator) -> None:

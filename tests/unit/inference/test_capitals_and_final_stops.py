@@ -1,11 +1,11 @@
-"""Lines in capitals are told from abbreviations and recased; the rest is in test_translator.py."""
+"""Lines in capitals are recognized and recased, and single words completed."""
 
 from __future__ import annotations
 
 import pytest
 
 from dragoman.config import DecodeConfig
-from dragoman.inference.long_line_segments import (
+from dragoman.inference.capitals_and_final_stops import (
     add_final_stops,
     ends_in_word,
     is_in_capitals,
