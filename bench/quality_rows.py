@@ -6,6 +6,7 @@ from string import Formatter
 from typing import NamedTuple
 
 SEEDS = (1, 2, 3)
+DEV = "dev"  # part of a corpus
 PART = 40_000  # pairs of the rows on back-translation
 
 
@@ -70,6 +71,18 @@ class QualityRow(NamedTuple):
             if name in NAMES:
                 found[field] = (name, int(number or seed))
         return found
+
+
+class QualityRun(NamedTuple):
+    """A row with one seed."""
+
+    row: QualityRow
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Name of the run's files."""
+        return f"{self.row.name}-{self.seed}"
 
 
 _COMMON = ("model.dropout=0.3", "train.validate_every=400", "train.checkpoint_every=400")
@@ -278,3 +291,8 @@ ROWS = (
     ),
 )
 NAMES = {row.name for row in ROWS}
+
+
+def find_row(name: str) -> QualityRow:
+    """Return a row by its name."""
+    return next(row for row in ROWS if row.name == name)

@@ -32,6 +32,12 @@ def quality(monkeypatch):
     return importlib.import_module("bench.quality")
 
 
+@pytest.fixture
+def scores(quality):
+    """The module of the scores; `quality` has made it importable."""
+    return importlib.import_module("bench.quality_scores")
+
+
 def test_rows_name_rows_and_settings_that_exist(quality):
     assert len(quality.NAMES) == len(quality.ROWS)
     for row in quality.ROWS:
@@ -60,7 +66,7 @@ def test_commands_of_all_rows_are_parsed(quality, tmp_path):
                 commands[name].make_context(name, quality.fill(line, fields))
 
 
-def test_one_seed_gives_the_p_value_of_sacrebleu(quality):
+def test_one_seed_gives_the_p_value_of_sacrebleu(scores):
     draw = random.Random(4)
     words = ["the", "a", "dog", "cat", "runs", "sits", "on", "in", "red", "green", "house", "tree"]
     references = [" ".join(draw.choices(words, k=9)) for _ in range(40)]
@@ -72,9 +78,9 @@ def test_one_seed_gives_the_p_value_of_sacrebleu(quality):
         ]
 
     baseline, system = replace_words(0.25), replace_words(0.2)
-    metric = quality.Metric("BLEU", BLEU())
+    metric = scores.Metric("BLEU", BLEU())
     statistics = [metric.statistics(lines, references, "en") for lines in (system, baseline)]
-    difference, p = quality.bootstrap(metric, statistics[:1], statistics[1:])
+    difference, p = scores.bootstrap(metric, statistics[:1], statistics[1:])
     _, scores = PairedTest(
         [("baseline", baseline), ("system", system)], {"BLEU": BLEU()}, [references],
         test_type="bs", n_samples=1000,
@@ -84,26 +90,26 @@ def test_one_seed_gives_the_p_value_of_sacrebleu(quality):
     assert p == pytest.approx(scores["BLEU"][1].p_value, abs=0.002)
 
 
-def test_seeds_are_averaged_in_every_sample(quality):
+def test_seeds_are_averaged_in_every_sample(scores):
     references = [f"{at} one two three four five" for at in range(30)]
     good = [line if at % 3 else "one two" for at, line in enumerate(references)]
-    metric = quality.Metric("BLEU", BLEU())
+    metric = scores.Metric("BLEU", BLEU())
     same, other = (metric.statistics(lines, references, "en") for lines in (references, good))
-    assert quality.bootstrap(metric, [same, other], [other, same])[0] == pytest.approx(0)
-    difference, p = quality.bootstrap(metric, [same, same], [other, same])
-    alone, _ = quality.bootstrap(metric, [same], [other])
+    assert scores.bootstrap(metric, [same, other], [other, same])[0] == pytest.approx(0)
+    difference, p = scores.bootstrap(metric, [same, same], [other, same])
+    alone, _ = scores.bootstrap(metric, [same], [other])
     assert difference == pytest.approx(alone / 2)
     assert p < 0.05
 
 
 @pytest.mark.parametrize("part", TOKENS)
 @pytest.mark.parametrize("language", ["de", "en", "fr"])
-def test_references_have_as_many_tokens_as_published(quality, part, language):
+def test_references_have_as_many_tokens_as_published(quality, scores, part, language):
     pytest.importorskip("sacremoses")
     path = DATA / "multi30k" / f"{part}.{language}.xz"
     if not path.exists():
         pytest.skip(f"no {path}")
-    tokenize = quality.moses_tokenizer(language)
+    tokenize = scores.moses_tokenizer(language)
     tokens = sum(len(tokenize(line).split()) for line in quality.read_lines(path))
     assert tokens == TOKENS[part][language]
 
